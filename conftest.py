@@ -1,0 +1,41 @@
+"""What every test run shares: options, Hypothesis profile, shape checks, and the header that says what was tested."""
+
+import importlib.metadata
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+from parity.profiles import EXAMPLES, load_profile
+
+pytest_plugins = ["pytester", "parity.meta.reasons"]
+
+PROFILE = pytest.StashKey[str]()
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parity")
+    group.addoption("--parity-model", action="append", metavar="MODEL", help="only families of this model_type")
+    group.addoption("--parity-layer", action="append", metavar="LAYER", help="only layers of this name")
+    group.addoption("--parity-dtype", action="append", choices=DTYPES, help="only this dtype")
+    group.addoption(
+        "--parity-shapes",
+        choices=("on", "off"),
+        default="on",
+        help="assert the shapes in reimpl's signatures (default: on); off measures without paying for it",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PROFILE] = load_profile()
+    torch.set_num_threads(1)
+    if config.getoption("--parity-shapes") == "on":
+        install_import_hook("reimpl", "beartype.beartype")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "hypothesis")]
+    profile = config.stash[PROFILE]
+    shapes = config.getoption("--parity-shapes")
+    return f"parity: {', '.join(versions)}, profile {profile} ({EXAMPLES[profile]} examples), shapes {shapes}"

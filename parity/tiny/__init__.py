@@ -1,0 +1,1 @@
+"""Tiny checkpoints: lopsided sizes, weights on which mistakes show, and Hugging Face directories to read them from."""
