@@ -1,10 +1,10 @@
 """Which query may attend to which key: boolean, True = may attend, combined with `&`.
 
-The last query stands beside the last key (aligned bottom-right), so that a chunk which follows a filled cache sees all of
-the cache. Attention accepts such a tensor, `None` (every query may attend to every key) or the marker `CAUSAL`.
+The last query stands beside the last key (aligned bottom-right), so that a chunk which follows a filled cache sees all
+of the cache. Attention accepts such a tensor, `None` (every query may attend to every key) or the marker `CAUSAL`.
 
-A row without any key, as padding on the left of a causal mask makes, has all its weights zero: attention gives 0 there. Its
-value is never read, but it must not be NaN, which would reach valid rows through the gradient.
+One rule for a row without any key, as padding on the left makes under a causal mask: all its weights are zero, so
+attention gives 0 there. Nothing reads that value, but a NaN would reach valid rows through the gradient.
 """
 
 from enum import Enum

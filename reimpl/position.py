@@ -40,15 +40,16 @@ class LearnedPosition(nn.Embedding):
             return F.embedding(positions, self.weight)
         except IndexError as error:
             raise IndexError(
-                f"position {int(positions.max())} lies outside the learned table, which holds {self.num_embeddings}: shorten the "
-                f"input to at most {self.num_embeddings} tokens, those in the cache included"
+                f"positions {int(positions.min())} to {int(positions.max())} do not fit the learned table of "
+                f"{self.num_embeddings}: shorten the input to at most {self.num_embeddings} tokens, with those cached"
             ) from error
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, "heads"]:
-    """2^(-8h/n) for h = 1..n if the number of heads n is a power of two (Press et al. 2022, arXiv:2108.12409, section 3).
+    """2^(-8h/n) for h = 1..n, for a number of heads n that is a power of two (Press et al. 2022, arXiv:2108.12409).
 
-    Otherwise the slopes of the next lower power of two, then every other one of the next higher, as the authors' code does.
+    Otherwise the slopes of the next lower power of two, then every other one of the next higher, as in the authors'
+    code.
     """
 
     def geometric(count: int) -> Tensor:
