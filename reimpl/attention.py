@@ -1,0 +1,210 @@
+"""Attention (Vaswani et al. 2017, arXiv:1706.03762, section 3.2) with grouped heads (Ainslie et al. 2023, 2305.13245).
+
+Letters of the einsums: b batch, k key/value head, g member of its group of query heads, q query, s key, d channel.
+Query head h reads key/value head h // group, so a view with two axes for the heads takes the place of repeated keys.
+
+Three exchangeable implementations of the scaled dot product compute the same function. A row without any key is where
+implementations differ; the rule here: its context is 0, and no gradient flows through it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reimpl.cache import GrowingCache
+from reimpl.mask import CAUSAL, Mask, causal
+from reimpl.rope import rotate
+
+Bias = Float[Tensor, "#batch #heads #q k"] | None
+"""Added to the scaled scores, as ALiBi does."""
+
+
+def eager(
+    q: Float[Tensor, "batch heads q dim"],
+    k: Float[Tensor, "batch kv_heads k dim"],
+    v: Float[Tensor, "batch kv_heads k value_dim"],
+    mask: Mask,
+    scale: float,
+    bias: Bias = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads q value_dim"]:
+    """softmax(q k^T scale + bias) v as it is written, with all scores in memory and the softmax in at least float32."""
+    kv_heads, allowed = k.shape[1], _as_tensor(mask, q, k)
+    scores = torch.einsum("bkgqd,bksd->bkgqs", _grouped(q, kv_heads), k) * scale
+    if bias is not None:
+        scores = scores + _grouped(bias, kv_heads)
+    if allowed is not None:
+        allowed = _grouped(allowed, kv_heads)
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)  # finite, or a row without keys is NaN
+    weights = scores.softmax(-1, dtype=_wide(q)).to(q.dtype)
+    context = torch.einsum("bkgqs,bksd->bkgqd", F.dropout(weights, dropout) if dropout else weights, v)
+    if allowed is not None:
+        context = context.masked_fill(~allowed.any(-1, keepdim=True), 0)
+    return context.flatten(1, 2)
+
+
+def fused(
+    q: Float[Tensor, "batch heads q dim"],
+    k: Float[Tensor, "batch kv_heads k dim"],
+    v: Float[Tensor, "batch kv_heads k value_dim"],
+    mask: Mask,
+    scale: float,
+    bias: Bias = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads q value_dim"]:
+    """torch's kernel, without repeated keys and, where it can, without a mask."""
+    if q.shape[2] == 1 and q.shape[1] != k.shape[1]:
+        return _fused_decode(q, k, v, mask, scale, bias, dropout)
+    # The kernel aligns its own causal mask top-left, which is the same for as many queries as keys only.
+    is_causal = mask is CAUSAL and q.shape[2] == k.shape[2] and bias is None
+    allowed = None if is_causal else _as_tensor(mask, q, k)
+    return _kernel(q, k, v, allowed, scale, bias, dropout, is_causal)
+
+
+def _fused_decode(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """A single query: the members of a group become the queries of their key/value head, which reads its keys once."""
+    kv_heads, allowed = k.shape[1], _as_tensor(mask, q, k)
+    if allowed is not None:
+        allowed = _grouped(allowed, kv_heads).squeeze(3)
+    if bias is not None:
+        bias = _grouped(bias, kv_heads).squeeze(3)
+    context = _kernel(_grouped(q, kv_heads).squeeze(3), k, v, allowed, scale, bias, dropout)
+    return context.reshape(*q.shape[:3], v.shape[-1])
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    scale: float,
+    bias: Tensor | None,
+    dropout: float,
+    is_causal: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, mended where a row has no key: there its gradient is wrong."""
+    has_key = None
+    if allowed is not None and torch.is_grad_enabled():
+        has_key = allowed.any(-1, keepdim=True)
+        allowed = allowed | ~has_key
+    if bias is not None:
+        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+    grouped = q.shape[1] != k.shape[1]
+    context = F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal, scale=scale, enable_gqa=grouped)
+    return context if has_key is None else context.masked_fill(~has_key, 0)
+
+
+def tiled(
+    q: Float[Tensor, "batch heads q dim"],
+    k: Float[Tensor, "batch kv_heads k dim"],
+    v: Float[Tensor, "batch kv_heads k value_dim"],
+    mask: Mask,
+    scale: float,
+    bias: Bias = None,
+    dropout: float = 0.0,
+    tile: int = 128,
+) -> Float[Tensor, "batch heads q value_dim"]:
+    """One tile of keys at a time, with an online softmax (FlashAttention, Dao et al. 2022, 2205.14135, section 3.1).
+
+    `top` is the largest score so far and `total` the sum of exp(score - top); both, and the context, are rescaled when
+    a later tile holds a larger score. A tile is computed in at least float32, as the fused kernels do.
+    """
+    kv_heads, wide, allowed = k.shape[1], _wide(q), _as_tensor(mask, q, k)
+    dtype, q = q.dtype, _grouped(q, kv_heads).to(wide)
+    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
+    total = torch.zeros_like(top)
+    context = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+    for start in range(0, k.shape[2], tile):
+        keys = slice(start, start + tile)
+        scores = torch.einsum("bkgqd,bksd->bkgqs", q, k[:, :, keys].to(wide)) * scale
+        if bias is not None:
+            scores = scores + _grouped(bias[..., keys], kv_heads)
+        if allowed is not None:
+            scores = scores.masked_fill(~_grouped(allowed[..., keys], kv_heads), -torch.inf)
+        # The result does not depend on the shift, so no gradient flows through it; it is 0 as long as no key was seen.
+        highest = torch.maximum(top, scores.detach().amax(-1, keepdim=True))
+        shift = highest.masked_fill(highest == -torch.inf, 0)
+        rescale, weights = (top - shift).exp(), (scores - shift).exp()
+        total = total * rescale + weights.sum(-1, keepdim=True)
+        weights = F.dropout(weights, dropout) if dropout else weights
+        context = context * rescale + torch.einsum("bkgqs,bksd->bkgqd", weights, v[:, :, keys].to(wide))
+        top = highest
+    return (context / total.masked_fill(total == 0, 1)).to(dtype).flatten(1, 2)
+
+
+ScaledDotProduct = Callable[..., Tensor]
+IMPLEMENTATIONS: dict[str, ScaledDotProduct] = {"eager": eager, "fused": fused, "tiled": tiled}
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of a sequence to itself; multi-head where kv_heads == heads, multi-query where it is 1.
+
+    Rotated keys enter the cache. `attend` may be any function like those in `IMPLEMENTATIONS`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        bias: bool = False,
+        dropout: float = 0.0,
+        implementation: str = "fused",
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.scale, self.dropout = head_dim, head_dim**-0.5, dropout
+        self.attend = IMPLEMENTATIONS[implementation]
+        self.q_proj = nn.Linear(size, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(size, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(size, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, size, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq size"],
+        rotary: tuple[Float[Tensor, "#batch seq rotary"], Float[Tensor, "#batch seq rotary"]] | None = None,
+        mask: Mask = None,
+        cache: GrowingCache | None = None,
+    ) -> Float[Tensor, "batch seq size"]:
+        q, k, v = self.project(x)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        context = self.attend(q, k, v, mask, self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.o_proj(context.transpose(1, 2).flatten(2))
+
+    def project(
+        self, x: Float[Tensor, "batch seq size"]
+    ) -> tuple[
+        Float[Tensor, "batch heads seq dim"],
+        Float[Tensor, "batch kv_heads seq dim"],
+        Float[Tensor, "batch kv_heads seq dim"],
+    ]:
+        """Queries, keys and values of each head, before rotation."""
+        return self._split(self.q_proj(x)), self._split(self.k_proj(x)), self._split(self.v_proj(x))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _grouped(x: Tensor, kv_heads: int) -> Tensor:
+    """The axis of the heads as two; a single head, of a mask or a bias, serves all of them."""
+    return x.unsqueeze(1) if x.shape[1] == 1 else x.unflatten(1, (kv_heads, -1))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _as_tensor(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask, where it forbids anything: the last query sees every key, so a single causal one needs none."""
+    if mask is not CAUSAL:
+        return mask
+    return None if q.shape[2] == 1 else causal(q.shape[2], k.shape[2], q.device)[None, None]
