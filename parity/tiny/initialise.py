@@ -50,7 +50,7 @@ CORRECTION_BIAS = Distribution(-0.5, 0.4)
 """DeepSeek's: mostly negative, so that excluded groups filled with 0 win."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """The distributions of all tensors of a module, laid end to end so that one draw fills them all.
 
