@@ -1,0 +1,136 @@
+"""What the models that generate text share: embeddings, layers, a final norm; then a head and greedy decoding."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from reimpl.cache import Cache, GrowingCache
+from reimpl.checkpoint import Pretrained
+from reimpl.mask import CAUSAL, Mask, causal, documents_from_positions, packed, padding
+from reimpl.weights import Derived, Rule, Tied
+
+
+class Decoder(nn.Module):
+    """norm(layers(embed(ids))), each token seeing itself and those before it."""
+
+    def __init__(
+        self, embed_tokens: nn.Embedding, layers: Iterable[nn.Module], norm: nn.Module, rotary_emb: nn.Module
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.rotary_emb = rotary_emb
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch seq"] | None = None,
+        valid: Bool[Tensor, "batch total"] | None = None,
+        positions: Int[Tensor, "#batch seq"] | None = None,
+        cache: Cache | None = None,
+        embeddings: Float[Tensor, "batch seq hidden"] | None = None,
+    ) -> Float[Tensor, "batch seq hidden"]:
+        """Hidden states of new tokens, given by `ids` or by their `embeddings`.
+
+        `valid` tells tokens from padding, the cached ones included. `positions` continue those in the cache unless they
+        are given; given alone, without `valid` and `cache`, they also separate documents packed into one row: a new
+        one begins where a position does not follow the one before.
+        """
+        h = self.embed_tokens(ids) if embeddings is None else embeddings
+        seen = 0 if cache is None else cache.length
+        mask = decoder_mask(h.shape[1], seen, valid, positions if cache is None else None, h.device)
+        if positions is None:
+            positions = torch.arange(seen, seen + h.shape[1], device=h.device)[None]
+        rotary = self.rotary_emb(h, positions)
+        for index, layer in enumerate(self.layers):
+            h = layer(h, rotary=rotary, mask=mask, cache=None if cache is None else cache[index])
+        return self.norm(h)
+
+    def make_cache(self, capacity: int | None = None) -> Cache:
+        """An empty cache for this model, with room for `capacity` tokens where the number is known."""
+        return Cache(GrowingCache(capacity) for _ in self.layers)
+
+
+def decoder_mask(
+    new: int,
+    seen: int,
+    valid: Bool[Tensor, "batch total"] | None,
+    positions: Int[Tensor, "#batch seq"] | None,
+    device: torch.device,
+) -> Mask:
+    """Causal, less the keys that are padding and those of other documents; the marker where nothing is taken away."""
+    if valid is not None:
+        return CAUSAL if valid.all() else causal(new, seen + new, device) & padding(valid)
+    if positions is not None:
+        document = documents_from_positions(positions)
+        return CAUSAL if (document == document[:, :1]).all() else causal(new, new, device) & packed(document)
+    return CAUSAL
+
+
+class CausalLM(Pretrained):
+    """A decoder with a head that gives the next token's logits. A subclass names its configuration and its decoder."""
+
+    DECODER: ClassVar[type[Any]]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = self.DECODER(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch seq"] | None = None,
+        valid: Bool[Tensor, "batch total"] | None = None,
+        positions: Int[Tensor, "#batch seq"] | None = None,
+        cache: Cache | None = None,
+        embeddings: Float[Tensor, "batch seq hidden"] | None = None,
+    ) -> Float[Tensor, "batch seq vocab"]:
+        """Logits after every token. The arguments are those of the decoder."""
+        return self.lm_head(self.model(ids, valid, positions, cache, embeddings))
+
+    def make_cache(self, capacity: int | None = None) -> Cache:
+        return self.model.make_cache(capacity)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Int[Tensor, "batch seq"],
+        max_new_tokens: int,
+        valid: Bool[Tensor, "batch seq"] | None = None,
+        use_cache: bool = True,
+        eos: int | None = None,
+    ) -> Int[Tensor, "batch total"]:
+        """Append the likeliest token again and again; the prompts with what followed.
+
+        Prompts of different lengths are padded on the left, and `valid` says where. A row that has produced `eos` is
+        filled with the padding token (or with `eos` where the configuration has none).
+        """
+        filler = eos if self.config.pad_token_id is None else self.config.pad_token_id
+        valid = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+        finished = torch.zeros_like(ids[:, 0], dtype=torch.bool)
+        cache = self.make_cache(ids.shape[1] + max_new_tokens) if use_cache else None
+        for _ in range(max_new_tokens):
+            new = slice(0 if cache is None else cache.length, None)
+            positions = (valid.cumsum(-1) - 1).clamp(min=0)[:, new]
+            hidden = self.model(ids[:, new], valid, positions, cache)
+            following = self.lm_head(hidden[:, -1]).argmax(-1)
+            if eos is not None:
+                following = following.masked_fill(finished, filler)
+                finished |= following == eos
+            ids = torch.cat([ids, following[:, None]], dim=1)
+            valid = torch.cat([valid, torch.ones_like(valid[:, :1])], dim=1)
+            if finished.all():
+                break
+        return ids
+
+    @classmethod
+    def weight_rules(cls, config: Any) -> tuple[Rule, ...]:
+        derived = Derived("rotary_emb.inv_freq")
+        return (
+            (derived, Tied("lm_head.weight", "model.embed_tokens.weight")) if config.tie_word_embeddings else (derived,)
+        )
