@@ -32,9 +32,8 @@ class Theirs:
     def __init__(self, model_type: str, heads: int, kv_heads: int, head_dim: int, seed: int) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-        self.config = reference.make_config(
-            model_type, fields | {"hidden_size": heads * head_dim, "num_hidden_layers": 1, "pad_token_id": 0}
-        )
+        sizes = {"hidden_size": heads * head_dim, "num_hidden_layers": 1, "pad_token_id": 0}
+        self.config = reference.make_config({"model_type": model_type} | fields | sizes)
         self.config._attn_implementation = "eager"
         self.module = self._class("Attention")(self.config, layer_idx=0).double().eval()
         self.rotary = self._class("RotaryEmbedding")(self.config)
@@ -71,9 +70,9 @@ class Theirs:
     def ours(self, weights: Mapping[str, Tensor], pairing: Pairing) -> tuple[Tensor, Tensor]:
         """The same from our building blocks."""
         rotary = RotaryEmbedding(self.config.rope_parameters, self.head_dim, self.config.max_position_embeddings)
-        tables = rotary(self.x, self.positions)
+        cos, sin = rotary(self.x, self.positions)
         q, k, v = (self._project(weights, name) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = rotate(q, *tables, pairing), rotate(k, *tables, pairing)
+        q, k = rotate(q, cos, sin, pairing), rotate(k, cos, sin, pairing)
         context = attention.eager(q, k, v, mask.CAUSAL, self.head_dim**-0.5).transpose(1, 2).flatten(2)
         last = "dense" if "dense.weight" in weights else "o_proj"
         return nn.functional.linear(context, weights[f"{last}.weight"], weights.get(f"{last}.bias")), k

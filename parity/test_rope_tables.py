@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import nn
 
 from parity import oracle, reference
 from parity.compare import TRUTH_BOUND
@@ -40,8 +39,9 @@ class Setting:
     def ours(self) -> RotaryEmbedding:
         return RotaryEmbedding(self.rope, self.head_dim, self.limit)
 
-    def theirs(self, model_type: str = "llama") -> nn.Module:
+    def theirs(self, model_type: str = "llama") -> Any:
         fields = {
+            "model_type": model_type,
             "hidden_size": 2 * self.head_dim,
             "num_attention_heads": 2,
             "head_dim": self.head_dim,
@@ -49,7 +49,7 @@ class Setting:
             "rope_parameters": self.rope,
         }
         name = f"{model_type.capitalize()}RotaryEmbedding"
-        return reference.layer_class(model_type, name)(reference.make_config(model_type, fields))
+        return reference.layer_class(model_type, name)(reference.make_config(fields))
 
 
 FACTORS = st.sampled_from((1.0, 2, 8.0)) | st.floats(1, 40)
