@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,9 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 AGAIN = "download or write it again"
+
+
+P = TypeVar("P", bound="Pretrained")
 
 
 class CheckpointError(ValueError):
@@ -134,8 +137,8 @@ def _checked(file: Path, name: str, tensor: Tensor) -> Tensor:
         bad = int(tensor.numel() - tensor.isfinite().sum())
         if bad:
             raise CheckpointError(
-                f"{file}: tensor {name!r} holds NaN or infinity in {bad} of {tensor.numel()} places, and so would all that"
-                f" is computed with it: {AGAIN}, or save the model before its training diverged"
+                f"{file}: tensor {name!r} holds NaN or infinity in {bad} of {tensor.numel()} places, so all that is"
+                f" computed with it would: {AGAIN}, or take a save from before its training diverged"
             )
     return tensor
 
@@ -155,7 +158,7 @@ class Pretrained(nn.Module):
         return ()
 
     @classmethod
-    def from_checkpoint(cls, path: str | PathLike[str], dtype: torch.dtype | None = None) -> Self:
+    def from_checkpoint(cls: type[P], path: str | PathLike[str], dtype: torch.dtype | None = None) -> P:
         """The model saved in a directory, in evaluation mode, in `dtype` or else in the widest that a tensor has."""
         path = Path(path)
         fields = read_config(path)

@@ -9,10 +9,12 @@ of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) becom
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 from reimpl.feedforward import ACTIVATIONS
 from reimpl.rope import ROPE_TYPES, inverse_frequencies
+
+C = TypeVar("C", bound="Config")
 
 
 class ConfigError(ValueError):
@@ -62,7 +64,7 @@ class Config:
     SIZES: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> Self:
+    def from_dict(cls: type[C], mapping: Mapping[str, Any]) -> C:
         """Read the fields of a config.json, raising ConfigError where one is unknown, missing or of no use."""
         known = {field.name for field in fields(cls)}
         given = with_rope_parameters(mapping) if "rope_parameters" in known else dict(mapping)
@@ -160,8 +162,8 @@ def with_rope_parameters(mapping: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in _with_rope_type(found or {}, source).items():
             if merged.setdefault(name, value) != value:
                 raise ConfigError(
-                    f"{name} is {merged[name]!r} in one place and {value!r} in {source}: the rope fields of transformers"
-                    " 4 (rope_theta, rope_scaling) and 5 (rope_parameters) contradict each other; remove one of them"
+                    f"{name} is {merged[name]!r} in one place and {value!r} in {source}: the rope fields of"
+                    " transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) contradict each other"
                 )
     rest["rope_parameters"] = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA, **merged}
     return {name: value for name, value in rest.items() if name not in aside}

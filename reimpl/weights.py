@@ -6,7 +6,7 @@ name. Nothing passes in silence: a tensor left over, a parameter not filled and 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ class WeightError(ValueError):
     """Tensors that do not fit the module they are meant for."""
 
 
+@runtime_checkable
 class Rule(Protocol):
     """One correspondence. Both methods remove the tensors that they convert from their argument."""
 
@@ -212,7 +213,7 @@ def match(module: nn.Module, disk: Mapping[str, Tensor], rules: Iterable[Rule] =
 
 
 def fill(module: nn.Module, disk: Mapping[str, Tensor], rules: Iterable[Rule] = ()) -> None:
-    """Copy tensors into the module. If that fails, it is left full of NaN, so that nobody computes with half of them."""
+    """Copy tensors into the module. If that fails it is left full of NaN, so that nobody computes with half of them."""
     with torch.no_grad():
         for slot in slots(module).values():
             slot.fill_(torch.nan if slot.is_floating_point() else 0)
