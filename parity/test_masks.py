@@ -32,8 +32,8 @@ class Theirs:
         sizes = {"hidden_size": 4, "intermediate_size": 4, "num_attention_heads": 1, "num_key_value_heads": 1}
         self.config = reference.make_config(family | sizes | {"head_dim": 4, "num_hidden_layers": 1, "vocab_size": 3})
         self.config._attn_implementation = "eager"  # which always gets its masks, and as tensors
-        self.model: Any = self._class()(self.config).eval()
-        self.model.layers[0].self_attn.register_forward_pre_hook(self._see, with_kwargs=True)
+        self.model = self._class()(self.config).eval()
+        self.model.get_submodule("layers.0.self_attn").register_forward_pre_hook(self._see, with_kwargs=True)
         self.accepted = inspect.signature(self.model.forward).parameters
 
     def _class(self) -> type[nn.Module]:

@@ -36,6 +36,16 @@ def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def sqrt_softplus(x: Tensor) -> Tensor:
+    """sqrt(ln(1 + e^x))."""
+    return F.softplus(x).sqrt()
+
+
+def identity(x: Tensor) -> Tensor:
+    """x."""
+    return x
+
+
 def laplace(x: Tensor) -> Tensor:
     """(1 + erf((x - mu) / (sigma sqrt 2))) / 2, the stand-in for squared ReLU (Ma et al. 2022, arXiv:2209.10655)."""
     mu, sigma = 0.707107, 0.282095
@@ -54,6 +64,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "hardswish": F.hardswish,
     "laplace": laplace,
     "leaky_relu": F.leaky_relu,
+    "linear": identity,
     "mish": F.mish,
     "quick_gelu": quick_gelu,
     "relu": F.relu,
@@ -61,10 +72,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu6": F.relu6,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
+    "sqrtsoftplus": sqrt_softplus,
     "swish": F.silu,
     "tanh": torch.tanh,
 }
-"""By the names that config.json uses (`hidden_act`, `activation_function`)."""
+"""By the names that config.json uses (`hidden_act`, `activation_function`); those with parameters are left out."""
 
 
 def activation(name: str) -> Activation:

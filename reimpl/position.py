@@ -45,7 +45,7 @@ class LearnedPosition(nn.Embedding):
             ) from error
 
 
-def alibi_slopes(heads: int) -> Float[Tensor, "heads"]:
+def alibi_slopes(heads: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "heads"]:
     """2^(-8h/n) for h = 1..n, for a number of heads n that is a power of two (Press et al. 2022, arXiv:2108.12409).
 
     Otherwise the slopes of the next lower power of two, then every other one of the next higher, as in the authors'
@@ -56,7 +56,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, "heads"]:
         return 2.0 ** (-8.0 / count * torch.arange(1, count + 1, dtype=torch.float64))
 
     lower = 2 ** math.floor(math.log2(heads))
-    return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: heads - lower])).float()
+    return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: heads - lower])).to(dtype)
 
 
 def alibi_bias(
