@@ -6,6 +6,7 @@ all, shows only then.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import transformers
@@ -39,6 +40,13 @@ OTHERS: Mapping[str, Any] = {
 }
 
 
+@cache
+def fields(model_type: str) -> frozenset[str]:
+    """The fields of a model type's configuration, with rope keys in the spelling of transformers 5."""
+    known = transformers.AutoConfig.for_model(model_type).to_dict().keys()
+    return frozenset(known | {"rope_parameters"} if "rope_theta" in known else known)
+
+
 def config(model_type: str, **changes: Any) -> Config:
     """The lopsided configuration of a model type, as keyword arguments of its configuration class.
 
@@ -48,8 +56,6 @@ def config(model_type: str, **changes: Any) -> Config:
         model_type: Hugging Face's name.
         changes: fields that shall have another value.
     """
-    known = transformers.AutoConfig.for_model(model_type).to_dict()
-    if "rope_theta" in known:  # the spelling of transformers 4
-        known["rope_parameters"] = None
+    known = fields(model_type)
     lopsided = {name: value for name, value in {**SIZES, **OTHERS}.items() if name in known}
     return {"model_type": model_type, **lopsided, **changes}
