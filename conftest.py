@@ -34,6 +34,19 @@ def pytest_configure(config: pytest.Config) -> None:
         install_import_hook("reimpl", "beartype.beartype")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for a `row` runs once for every layer that its module's PROPERTY applies to."""
+    if "row" in metafunc.fixturenames:
+        from parity.rows import rows
+        from parity.scenario import DTYPE_NAMES
+
+        models, layers, dtypes = (metafunc.config.getoption(f"--parity-{name}") for name in ("model", "layer", "dtype"))
+        chosen = rows(
+            metafunc.module.PROPERTY, models or (), layers or (), [DTYPE_NAMES[name] for name in dtypes or ()]
+        )
+        metafunc.parametrize("row", list(chosen), ids=str)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "hypothesis")]
     profile = config.stash[PROFILE]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from reimpl.cache import GrowingCache
 from reimpl.mask import CAUSAL, Mask, causal
-from reimpl.rope import rotate
+from reimpl.rope import Pairing, rotate
 
 Bias = Float[Tensor, "#batch #heads #q k"] | None
 """Added to the scaled scores, as ALiBi does."""
@@ -156,10 +156,11 @@ class Attention(nn.Module):
         bias: bool = False,
         dropout: float = 0.0,
         implementation: str = "fused",
+        pairing: Pairing = "half",
     ) -> None:
         super().__init__()
         self.head_dim, self.scale, self.dropout = head_dim, head_dim**-0.5, dropout
-        self.attend = IMPLEMENTATIONS[implementation]
+        self.attend, self.pairing = IMPLEMENTATIONS[implementation], pairing
         self.q_proj = nn.Linear(size, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(size, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(size, kv_heads * head_dim, bias=bias)
@@ -174,7 +175,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch seq size"]:
         q, k, v = self.project(x)
         if rotary is not None:
-            q, k = rotate(q, *rotary), rotate(k, *rotary)
+            q, k = rotate(q, *rotary, self.pairing), rotate(k, *rotary, self.pairing)
         if cache is not None:
             k, v = cache.append(k, v)
         context = self.attend(q, k, v, mask, self.scale, dropout=self.dropout if self.training else 0.0)

@@ -1,0 +1,76 @@
+"""The candidate side: a layer of ours, called in the one way that all our layers of a kind are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity.case import Case, Step
+from parity.family import Family, Kind, Layer
+from parity.reference import Tables, cast
+from parity.scenario import AxisValue
+from reimpl.attention import IMPLEMENTATIONS
+from reimpl.cache import Cache, GrowingCache, SlidingCache
+
+
+class Candidate:
+    """One layer of ours under one configuration in one dtype."""
+
+    def __init__(
+        self, family: Family, layer: Layer, config: Any, point: Mapping[str, AxisValue], dtype: torch.dtype
+    ) -> None:
+        self.family, self.layer, self.dtype, self.config = family, layer, dtype, config
+        self.module = cast(layer.candidate(config), dtype).eval()
+        self.parameters = dict(self.module.named_parameters())
+        if "attend" in point:
+            attend_with(self.module, str(point["attend"]))
+
+    def new_cache(self) -> Cache:
+        """An empty cache, as the layer wants it."""
+        if self.layer.kind is Kind.MODEL:
+            return self.module.make_cache()
+        window = self.layer.window(self.config)
+        return Cache([GrowingCache() if window is None else SlidingCache(window)])
+
+    def rotary_modules(self) -> list[nn.Module]:
+        """The modules that make rotary tables, which may remember how far they have been asked."""
+        return [module for module in self.module.modules() if "Rotary" in type(module).__name__]
+
+    def __call__(
+        self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Cache | None = None
+    ) -> dict[str, Tensor]:
+        """Run one step on `x`: hidden states, or ids for a whole model; [rows, queries(, width)]."""
+        kind, span = self.layer.kind, slice(step.start, step.stop)
+        if kind is Kind.POINTWISE:
+            return {"output": self.module(x)}
+        if kind is Kind.ROTARY:
+            cos, sin = self.module(x, case.positions[:, span])
+            return {"cos": cos, "sin": sin}
+        if kind is Kind.MODEL:
+            valid = None if case.valid is None else case.valid[:, : step.stop]
+            positions = None if case.default_positions else case.positions[:, span]
+            named = {"valid": valid, "positions": positions, "cache": cache}
+            return {"output": self.module(embeddings=x, **named) if x.is_floating_point() else self.module(x, **named)}
+        named = {"mask": case.mask(step), "cache": None if cache is None else cache[0]}
+        if tables is not None:
+            named["rotary"] = (tables[0][:, span], tables[1][:, span])
+        return {"output": self.module(x, **named)}
+
+
+def attend_with(module: nn.Module, implementation: str) -> None:
+    """Exchange the scaled dot product of every attention inside a module."""
+    for part in module.modules():
+        if hasattr(part, "attend"):
+            part.attend = IMPLEMENTATIONS[implementation]
+
+
+def cache_contents(cache: Cache) -> list[tuple[str, Tensor]]:
+    """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
+    contents = []
+    for index, layer in enumerate(cache):
+        if layer.length:
+            contents += [(f"layer {index} keys", layer.keys), (f"layer {index} values", layer.values)]
+    return contents

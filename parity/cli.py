@@ -1,0 +1,91 @@
+"""The command line: `parity run`, `parity list`, `parity show`.
+
+Exit code 0 if everything held, 1 for a mismatch, 2 for wrong usage or bad input. torch and transformers are imported
+when a command needs them, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from parity.run import Selection
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Is this layer the same function as the class in transformers?",
+)
+
+Model = Annotated[str | None, typer.Argument(help="model type, as in config.json; all families if left out")]
+
+
+@app.command()
+def run(
+    model: Model = None,
+    layer: Annotated[list[str] | None, typer.Option(help="only this layer (repeat for several)")] = None,
+    prop: Annotated[list[str] | None, typer.Option("--property", help="only this property (repeat)")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float64, float32, bfloat16 or float16 (repeat)")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="scenarios per row; else the profile's number")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same scenarios")] = 0,
+    scenario: Annotated[str | None, typer.Option(help="one scenario's line, as a mismatch prints it")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="a local checkpoint in Hugging Face's layout")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+) -> None:
+    """Hold our layers against transformers and print a table of verdicts."""
+    from parity import run as runs
+
+    if checkpoint is not None:
+        raise typer.Exit(runs.run_checkpoint(checkpoint, json, console()))
+    selection = _select(model, layer, prop, dtype)
+    if scenario is not None:
+        raise typer.Exit(runs.run_scenario(selection, scenario, json, console()))
+    raise typer.Exit(runs.run(selection, examples, seed, json, console()))
+
+
+@app.command("list")
+def list_families() -> None:
+    """Families, their layers, the reference classes, and the properties that cover them."""
+    from parity import listing
+
+    listing.print_families(console())
+
+
+@app.command()
+def show(model: Annotated[str, typer.Argument(help="model type, as in config.json")]) -> None:
+    """The configuration space of a family and the rules of its weights."""
+    from parity import listing
+
+    listing.print_family(model, console())
+
+
+def console() -> Console:
+    """Where results go: plain and unwrapped when nobody's terminal is at the other end."""
+    return Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=160, soft_wrap=True)
+
+
+def _select(
+    model: str | None, layers: list[str] | None, properties: list[str] | None, dtypes: list[str] | None
+) -> Selection:
+    from parity.run import select
+
+    return select(model, layers or [], properties or [], dtypes or [])
+
+
+def main() -> None:
+    """Run the command line; bad input is one paragraph on standard error and exit code 2."""
+    try:
+        app()
+    except Exception as error:
+        from parity.errors import BAD_INPUT
+
+        if not isinstance(error, BAD_INPUT):
+            raise
+        print(f"parity: {error}", file=sys.stderr)  # noqa: T201 (a command speaks)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""One file per family, named by its model type."""

@@ -1,0 +1,175 @@
+"""What a family declares: its configuration space and its layers, each beside the class it must equal.
+
+A family is one file in `parity/families`, named by its `model_type` and found because it is there. It holds a `FAMILY`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from parity.scenario import AxisValue, ScenarioError
+
+
+class FamilyError(ValueError):
+    """An unknown family, layer or axis."""
+
+
+class Kind(Enum):
+    """What a layer is called with, and what it returns; the same for every family."""
+
+    POINTWISE = "pointwise"  # x -> output
+    ROTARY = "rotary"  # x, positions -> cos, sin
+    ATTENTION = "attention"  # x, rotary tables, mask, cache -> output
+    MODEL = "model"  # ids, valid, positions, cache -> output
+
+    @property
+    def attends(self) -> bool:
+        """Whether tokens see each other, so that masks, caches and chunks mean something."""
+        return self in (Kind.ATTENTION, Kind.MODEL)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the configuration space. The first choice is the simplest; examples shrink towards it."""
+
+    name: str
+    choices: tuple[AxisValue, ...]
+    meaning: str
+
+
+def _no_window(config: Any) -> int | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A candidate layer and its reference.
+
+    Attributes:
+        name: what a user calls it (`attention`).
+        kind: how both sides are called.
+        reference: the class in `transformers.models.<model_type>`.
+        candidate: builds our layer from our configuration.
+        at: where its weights stand in a checkpoint (`model.layers.0.self_attn.`).
+        axes: the axes of the family's space that matter to it.
+        arguments: the reference's constructor arguments, where they are not `config` and `layer_idx`.
+        scales: sizes of the inputs that are drawn. Layers without a norm at their entrance get no large ones: their
+            scores would be so large that the reference itself is wrong by its own size.
+        window: the sliding window of this layer under a configuration.
+        generates: whether it continues a text, token by token.
+    """
+
+    name: str
+    kind: Kind
+    reference: str
+    candidate: Callable[[Any], nn.Module]
+    at: str
+    axes: tuple[str, ...]
+    arguments: Callable[[Any], Mapping[str, Any]] | None = None
+    scales: tuple[float, ...] = (1.0, 1e-3, 1e2)
+    window: Callable[[Any], int | None] = _no_window
+    generates: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Family:
+    """All layers of one model type.
+
+    Attributes:
+        model_type: Hugging Face's name.
+        axes: the configuration space; a point is one choice per axis.
+        configure: turns a point into the keyword arguments of the Hugging Face configuration.
+        config: our configuration class, read from the Hugging Face dictionary.
+        layers: bottom up.
+        rotary: the reference's class of rotary tables, which the layers below the model are called with.
+        causal: whether a token sees only what came before it.
+        implementations: the reference's own ways to compute, as private fields of its configuration; the first one,
+            unfused, is the one that the truth is taken from, all of them make the yardstick.
+    """
+
+    model_type: str
+    axes: tuple[Axis, ...]
+    configure: Callable[[Mapping[str, AxisValue]], dict[str, Any]]
+    config: Any
+    layers: tuple[Layer, ...]
+    rotary: str | None = None
+    causal: bool = True
+    implementations: tuple[Mapping[str, str], ...] = (
+        {"_attn_implementation": "eager"},
+        {"_attn_implementation": "sdpa"},
+    )
+
+    def axis(self, name: str) -> Axis:
+        """The axis of that name.
+
+        Raises:
+            FamilyError: naming the axes there are.
+        """
+        for axis in self.axes:
+            if axis.name == name:
+                return axis
+        raise FamilyError(
+            f"{self.model_type} has no configuration axis {name!r}{_suggest(name, [a.name for a in self.axes])}"
+        )
+
+    def layer(self, name: str) -> Layer:
+        """The layer of that name, or of that reference class.
+
+        Raises:
+            FamilyError: naming the layers there are.
+        """
+        for layer in self.layers:
+            if name in (layer.name, layer.reference):
+                return layer
+        raise FamilyError(f"{self.model_type} has no layer {name!r}{_suggest(name, [a.name for a in self.layers])}")
+
+    def point(self, values: Mapping[str, AxisValue]) -> dict[str, AxisValue]:
+        """A full point of the space: the values given, and the first choice of every other axis.
+
+        Raises:
+            FamilyError: for an axis that the family does not have.
+            ScenarioError: for a value that is not among an axis's choices.
+        """
+        for name, value in values.items():
+            choices = self.axis(name).choices
+            if value not in choices:
+                listed = ", ".join(map(str, choices))
+                raise ScenarioError(f"{name}={value} is not among the choices of {self.model_type}: {listed}")
+        return {axis.name: values.get(axis.name, axis.choices[0]) for axis in self.axes}
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    nearest = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{nearest} known are {', '.join(known)}"
+
+
+def names() -> list[str]:
+    """The model types there are families for."""
+    import parity.families
+
+    return sorted(module.name for module in pkgutil.iter_modules(parity.families.__path__))
+
+
+@cache
+def load(model_type: str) -> Family:
+    """The family of a model type.
+
+    Raises:
+        FamilyError: naming the known model types and the nearest.
+    """
+    if model_type not in names():
+        raise FamilyError(f"unknown model type {model_type!r}{_suggest(model_type, names())}")
+    return importlib.import_module(f"parity.families.{model_type}").FAMILY

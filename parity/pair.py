@@ -1,0 +1,322 @@
+"""A candidate layer beside its reference: built once per configuration, refilled in place for every scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity import candidate as ours
+from parity import family as families
+from parity import reference as theirs
+from parity.candidate import Candidate
+from parity.case import Case, Step
+from parity.compare import Judgement, Quantity, Record, Unequal, judge
+from parity.family import Family, Kind, Layer
+from parity.oracle import lifted
+from parity.reference import Reference
+from parity.scenario import DTYPES, AxisValue, Scenario
+from parity.tiny import draw, initialise
+
+Side = Reference | Candidate
+
+
+class Pair:
+    """One layer under one configuration: the truth, the reference in every dtype, and the candidate in every dtype.
+
+    Raises:
+        FamilyError, ScenarioError: if the family has no such axis or choice.
+    """
+
+    def __init__(self, family: Family, layer: Layer, values: Mapping[str, AxisValue]) -> None:
+        self.family, self.layer = family, layer
+        self.point = family.point(values)
+        self.reference_config = theirs.make_config(family.configure(self.point))
+        self.config = family.config.from_dict(self.reference_config.to_dict())
+        self._references: dict[torch.dtype, Reference] = {}
+        self._candidates: dict[torch.dtype, Candidate] = {}
+        self._filled: dict[Side, int] = {}
+        self._fresh: dict[Side, dict[nn.Module, dict[str, Any]]] = {}
+        self._settled: set[Hashable] = set()
+
+    def reference(self, dtype: torch.dtype) -> Reference:
+        """The reference in a dtype; in float64 it is the one the truth is taken from."""
+        if dtype not in self._references:
+            self._references[dtype] = Reference(self.family, self.layer, self.reference_config, dtype)
+        return self._references[dtype]
+
+    def candidate(self, dtype: torch.dtype) -> Candidate:
+        """Our layer in a dtype."""
+        if dtype not in self._candidates:
+            self._candidates[dtype] = Candidate(self.family, self.layer, self.config, self.point, dtype)
+        return self._candidates[dtype]
+
+    @cached_property
+    def plan(self) -> initialise.Plan:
+        """How the weights are drawn: a distribution for every tensor, by the role that its name on disk tells."""
+        shapes = {
+            self.layer.at + name: tuple(parameter.shape)
+            for name, parameter in self.reference(torch.float64).parameters.items()
+        }
+        return initialise.plan(shapes, self.family.model_type)
+
+    def case(self, scenario: Scenario) -> Case:
+        """The tensors of a scenario."""
+        config = self.reference_config
+        width, vocabulary = config.hidden_size, config.vocab_size
+        return Case(scenario, self.layer, width, vocabulary, self.layer.window(config), self.family.causal)
+
+    def ready(self, side: Side, seed: int) -> None:
+        """Fill one side with the weights of a seed, unless it holds them, and wind its rotary tables back.
+
+        Raises:
+            KeyError: if the side has a parameter that the checkpoint lacks, naming it.
+        """
+        if self._filled.get(side) != seed and side.parameters:
+            self.load(side, initialise.fill(self.plan, seed), seed)
+        if self._remembers:
+            self._rewind(side)
+
+    def load(self, side: Side, weights: Mapping[str, Tensor], seed: int) -> None:
+        """Write given weights, by their names on disk, into one side; it counts as filled with the seed."""
+        with torch.no_grad():
+            for name, parameter in side.parameters.items():
+                parameter.copy_(weights[self.layer.at + name])
+        self._filled[side] = seed
+
+    def forget(self) -> None:
+        """Let every side be filled again."""
+        self._filled.clear()
+
+    @cached_property
+    def _remembers(self) -> bool:
+        """Whether rotary frequencies depend on what was computed before; then every run must begin alike."""
+        rope = getattr(self.reference_config, "rope_parameters", None) or {}
+        return rope.get("rope_type") in ("dynamic", "longrope")
+
+    def _rewind(self, side: Side) -> None:
+        fresh = self._fresh.setdefault(side, {module: deepcopy(vars(module)) for module in side.rotary_modules()})
+        for module, state in fresh.items():
+            vars(module).update(deepcopy(state))
+
+    def once(self, key: Hashable, judge: Callable[[], list[Judgement]]) -> list[Judgement]:
+        """Judge what does not depend on the numbers, until it has held once."""
+        if key in self._settled:
+            return []
+        judgements = judge()
+        if all(judgement.holds for judgement in judgements):
+            self._settled.add(key)
+        return judgements
+
+    @property
+    def implementations(self) -> Sequence[Mapping[str, str]]:
+        """The reference's ways to compute, as far as they can differ in this layer."""
+        return self.family.implementations if self.layer.kind.attends else self.family.implementations[:1]
+
+
+@lru_cache(maxsize=64)
+def pair_of(model_type: str, layer: str, config: tuple[tuple[str, AxisValue], ...] = ()) -> Pair:
+    """The pair for a configuration, kept between scenarios."""
+    family = families.load(model_type)
+    return Pair(family, family.layer(layer), dict(config))
+
+
+Measure = Callable[[Side, Case], Record]
+
+
+def forward(side: Side, case: Case) -> Record:
+    """Outputs of every step, and after every step the whole cache."""
+    record = Record([], [], [])
+    contents = theirs.cache_contents if isinstance(side, Reference) else ours.cache_contents
+    with torch.no_grad():
+        cache = side.new_cache() if case.cached else None
+        tables, x = tables_of(side, case), input_of(side, case)
+        for step in case.steps:
+            for name, value in side(case, step, x[:, step.start : step.stop], tables, cache).items():
+                valid = None if case.valid is None else _tokens(case.valid[:, step.start : step.stop], value)
+                _note(record, Quantity(name, "output", step.index), value, valid)
+            if cache is not None:
+                for name, value in contents(cache):
+                    kept = None if case.valid is None else case.valid[:, step.stop - value.shape[2] : step.stop]
+                    _note(
+                        record,
+                        Quantity(name, "cache", step.index),
+                        value,
+                        None if kept is None else kept[:, None, :, None],
+                    )
+    return record
+
+
+def gradients(side: Side, case: Case) -> Record:
+    """Gradients of the input and of every parameter, through one pass over all tokens. A missing one counts as zero."""
+    x = input_of(side, case)
+    leaves = dict(side.parameters)
+    if x.is_floating_point():
+        x = x.detach().requires_grad_()
+        leaves = {"input": x} | leaves
+    with torch.no_grad():
+        tables = tables_of(side, case)
+    output = side(case, Step(0, 0, case.scenario.length), x, tables, None)["output"]
+    grads = torch.autograd.grad(
+        output, list(leaves.values()), case.cotangent(output), allow_unused=True, materialize_grads=True
+    )
+    record = Record([], [], [])
+    for name, value in zip(leaves, grads, strict=True):
+        valid = None if case.valid is None or name != "input" else case.valid[..., None]
+        _note(record, Quantity(f"gradient of {name}", "gradient"), value, valid)
+    return record
+
+
+def _note(record: Record, quantity: Quantity, value: Tensor, valid: Tensor | None) -> None:
+    record.quantities.append(quantity)
+    record.values.append(value)
+    record.valid.append(valid)
+
+
+def input_of(side: Side, case: Case) -> Tensor:
+    return case.ids if case.layer.kind is Kind.MODEL else case.inputs(side.dtype)
+
+
+def tables_of(side: Side, case: Case) -> Any:
+    return case.tables.get(side.dtype)
+
+
+def _tokens(valid: Tensor, value: Tensor) -> Tensor:
+    return valid.reshape(*valid.shape, *[1] * (value.ndim - 2))
+
+
+def evaluate(
+    pair: Pair, scenario: Scenario, measures: Iterable[Measure] = (forward,), case: Case | None = None
+) -> list[Judgement]:
+    """Judge the candidate in every dtype of a scenario; the truth is computed once and serves them all.
+
+    Raises:
+        Unequal: if the two sides do not have the same tensors.
+    """
+    case = case or pair.case(scenario)
+    judgements = []
+    for measure in measures:
+        truth = run_truth(pair, case, measure)
+        for name in scenario.dtypes:
+            before = versions(case)
+            candidate = run_candidate(pair, case, measure, DTYPES[name])
+            judgements += judge_side_effects(before, versions(case), name)
+            judgements += hold_against(pair, case, measure, truth, candidate, name)
+    return judgements
+
+
+def hold_against(
+    pair: Pair, case: Case, measure: Measure, truth: Record, candidate: Record, name: str
+) -> list[Judgement]:
+    """Judge a candidate's record against the truth, below float64 with the reference's errors as the yardstick.
+
+    Where that fails, the yardstick gets a second look: the reference's error when its weights and inputs are off by one
+    unit in the last place. No correct implementation can promise less, and it tells a mistake from a value that lies on
+    a kink (ReLU's gradient) or in an ill-conditioned place, where the reference is right by luck.
+    """
+    dtype = DTYPES[name]
+    if dtype is torch.float64:
+        return judge(truth, candidate, [], dtype, name)
+    references = run_references(pair, case, measure, dtype)
+    judgements = judge(truth, candidate, references, dtype, name)
+    if all(judgement.holds for judgement in judgements):
+        return judgements
+    return judge(truth, candidate, [*references, *_run_disturbed(pair, case, measure, dtype)], dtype, name)
+
+
+DISTURBANCES = 8
+
+
+def _run_disturbed(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) -> list[Record]:
+    """The reference in a dtype, with every weight and input moved by at most one unit in the last place."""
+    side, seed = pair.reference(dtype), case.scenario.seed
+    side.use(pair.family.implementations[0])
+    weights = initialise.fill(pair.plan, seed) if side.parameters else {}
+    records = []
+    for number in range(DISTURBANCES):
+        stream = f"disturbance {number}"
+        moved = {name: _moved(value, dtype, seed, f"{stream} of {name}") for name, value in weights.items()}
+        pair.load(side, moved, seed)
+        other = case.varied(x=_moved(case.x, dtype, seed, stream))
+        tabulate(pair, other, dtype)
+        records.append(measure(side, other))
+    pair.forget()
+    return records
+
+
+def _moved(value: Tensor, dtype: torch.dtype, seed: int, stream: str) -> Tensor:
+    """Each number, or one of its two neighbours in the dtype."""
+    steps = draw.tokens(value.shape, 3, seed, stream) - 1
+    return value.double() * (1 + torch.finfo(dtype).eps * steps)
+
+
+def run_truth(pair: Pair, case: Case, measure: Measure) -> Record:
+    """The float64 truth of a case."""
+    side = pair.reference(torch.float64)
+    side.use(pair.family.implementations[0])
+    tabulate(pair, case, torch.float64)
+    pair.ready(side, case.scenario.seed)
+    with lifted():
+        return measure(side, case)
+
+
+def run_references(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) -> list[Record]:
+    """The reference in a dtype, once per implementation of its own."""
+    side = pair.reference(dtype)
+    tabulate(pair, case, dtype)
+    records = []
+    for implementation in pair.implementations:
+        side.use(implementation)
+        pair.ready(side, case.scenario.seed)
+        records.append(measure(side, case))
+    return records
+
+
+def run_candidate(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) -> Record:
+    """The candidate in a dtype."""
+    tabulate(pair, case, dtype)
+    return measured(pair, pair.candidate(dtype), case, measure)
+
+
+def measured(pair: Pair, side: Candidate, case: Case, measure: Measure) -> Record:
+    """What a candidate computes.
+
+    Raises:
+        Unequal: if it raises something itself.
+    """
+    pair.ready(side, case.scenario.seed)
+    try:
+        return measure(side, case)
+    except Exception as error:
+        raise Unequal(f"the candidate raises {type(error).__name__} in {side.dtype}: {error}") from error
+
+
+def tabulate(pair: Pair, case: Case, dtype: torch.dtype) -> None:
+    """Leave the reference's rotary tables with the case, for both sides to be called with."""
+    if dtype in case.tables:
+        return
+    side = pair.reference(dtype)
+    pair.ready(side, case.scenario.seed)
+    with lifted() if dtype is torch.float64 else nullcontext(), torch.no_grad():
+        tables = side.tables(case)
+    if tables is not None:
+        case.tables[dtype] = tables
+
+
+def versions(case: Case) -> dict[str, int]:
+    """How often each tensor that a layer is called with has been written to."""
+    return {name: tensor._version for name, tensor in case.arguments().items()}
+
+
+def judge_side_effects(before: Mapping[str, int], after: Mapping[str, int], name: str) -> list[Judgement]:
+    """Nothing that a layer was called with may be written to."""
+    writes = {argument: after[argument] - count for argument, count in before.items()}
+    return [
+        Judgement(Quantity(f"writes to {argument}", "side effects"), name, count, count, 0.0, 0.0)
+        for argument, count in writes.items()
+    ]

@@ -1,0 +1,1 @@
+"""The properties every layer is held against, one file each."""

@@ -1,0 +1,48 @@
+"""A layer computes what its reference computes, whatever the split into chunks, the padding and the positions.
+
+Outputs and the cache after every step; in float64 against the truth, below it within the reference's own error. Delicate
+operations run no coarser than the reference's, and nothing that the layer was called with is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from parity import strategies
+from parity.audit import audit, judge_precision
+from parity.compare import Judgement
+from parity.family import Family, Layer
+from parity.pair import Pair, evaluate, forward, run_candidate, run_references
+from parity.property import Property
+from parity.scenario import DTYPES, Scenario
+
+
+def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+    """Any scenario: chunks, padding, packed documents, positions far out."""
+    return strategies.scenarios(family, layer, dtypes, packed=True)
+
+
+def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
+    """Judge outputs, caches, side effects, and once per configuration the precision of delicate operations."""
+    judgements = evaluate(pair, scenario, (forward,))
+    for name in scenario.dtypes:
+        judgements += pair.once(
+            ("precision", name, scenario.packing != ()), lambda name=name: _precision(pair, scenario, name)
+        )
+    return judgements
+
+
+def _precision(pair: Pair, scenario: Scenario, name: str) -> list[Judgement]:
+    dtype = DTYPES[name]
+    if dtype is torch.float64:
+        return []
+    case = pair.case(scenario)
+    reference = audit(lambda: run_references(pair, case, forward, dtype))
+    candidate = audit(lambda: run_candidate(pair, case, forward, dtype))
+    return judge_precision(candidate, reference, name)
+
+
+PROPERTY = Property("forward", "computes what the reference computes", lambda family, layer: True, scenarios, judge)

@@ -1,0 +1,60 @@
+"""What a property is: a sentence about a layer, the scenarios it speaks about, and how one of them is judged."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from hypothesis.strategies import SearchStrategy
+
+from parity.compare import Judgement
+from parity.family import Family, FamilyError, Layer
+from parity.pair import Pair
+from parity.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property, run over every layer it applies to.
+
+    Attributes:
+        name: how it is chosen and reported.
+        sentence: what holds.
+        applies: whether it says anything about a layer of a family.
+        scenarios: draws scenarios for a layer, in the dtypes asked for.
+        judge: judges the candidate of a pair under a scenario.
+        dtypes: the dtypes in which the property is stated.
+    """
+
+    name: str
+    sentence: str
+    applies: Callable[[Family, Layer], bool]
+    scenarios: Callable[[Family, Layer, Sequence[str]], SearchStrategy[Scenario]]
+    judge: Callable[[Pair, Scenario], list[Judgement]]
+    dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
+
+
+@cache
+def properties() -> dict[str, Property]:
+    """All properties by name: one file each in `parity/properties`, found because it is there."""
+    import parity.properties
+
+    modules = [
+        importlib.import_module(f"parity.properties.{module.name}")
+        for module in pkgutil.iter_modules(parity.properties.__path__)
+    ]
+    return {module.PROPERTY.name: module.PROPERTY for module in modules}
+
+
+def find(name: str) -> Property:
+    """The property of that name.
+
+    Raises:
+        FamilyError: naming the properties there are.
+    """
+    if name not in properties():
+        raise FamilyError(f"unknown property {name!r}; known are {', '.join(properties())}")
+    return properties()[name]

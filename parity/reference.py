@@ -1,0 +1,180 @@
+"""The reference side. The only file that knows how transformers is called; differences between its versions live here.
+
+| what | 4.57 | 5.0 to 5.16 | 5.24 |
+|---|---|---|---|
+| name of the cache argument | `past_key_values` | `past_key_values` | `cache` |
+| name of the cache in a model's output | `past_key_values` | `past_key_values` | `cache` |
+| `cache_position` | wanted | gone since 5.4 | gone |
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache as memoize
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, DynamicCache, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from parity.case import Case, Step
+from parity.family import Family, Kind, Layer
+
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "layer_past")
+Tables = tuple[Tensor, Tensor]
+
+
+def version() -> str:
+    """The installed reference, as it is named in reports."""
+    return f"transformers {transformers.__version__}"
+
+
+def make_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
+    """The Hugging Face configuration of the fields, `model_type` among them; the caller's fields stay untouched."""
+    return AutoConfig.for_model(**deepcopy(dict(fields)))
+
+
+def modeling(model_type: str) -> Any:
+    """The module in which transformers keeps the layers of a model type."""
+    return importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+
+
+def layer_class(model_type: str, name: str) -> type[nn.Module]:
+    """A class of the reference by its name."""
+    return getattr(modeling(model_type), name)
+
+
+@contextmanager
+def frequency_functions(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Wrap the functions that compute rotary frequencies, as long as the context lasts."""
+    original = dict(ROPE_INIT_FUNCTIONS)
+    ROPE_INIT_FUNCTIONS.update({name: wrap(function) for name, function in original.items()})
+    try:
+        yield
+    finally:
+        ROPE_INIT_FUNCTIONS.update(original)
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast the parameters in place and leave the buffers, as loading a checkpoint in a dtype does."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module
+
+
+@memoize
+def _accepted(cls: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(cls.forward).parameters)
+
+
+class Reference:
+    """One reference layer under one configuration in one dtype.
+
+    Building does not disturb the configuration it is given: transformers writes into it, so every module has a copy.
+    """
+
+    def __init__(self, family: Family, layer: Layer, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+        self.family, self.layer, self.dtype = family, layer, dtype
+        self.config = deepcopy(config)
+        self.use(family.implementations[0])
+        self.module = cast(self._build(layer.reference, layer.arguments), dtype).eval()
+        self.parameters = dict(self.module.named_parameters())
+        self._rotary = self._build(family.rotary, None) if family.rotary and layer.kind is Kind.ATTENTION else None
+
+    def _build(self, name: str, arguments: Callable[[Any], Mapping[str, Any]] | None) -> nn.Module:
+        cls = layer_class(self.family.model_type, name)
+        if arguments is not None:
+            return cls(**arguments(self.config))
+        wanted = inspect.signature(cls.__init__).parameters
+        return cls(self.config, layer_idx=0) if "layer_idx" in wanted else cls(self.config)
+
+    def use(self, implementation: Mapping[str, str]) -> None:
+        """Choose how the reference computes; it reads these fields at every call."""
+        for name, value in implementation.items():
+            setattr(self.config, name, value)
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache, as the reference makes it for itself."""
+        return DynamicCache(config=self.config)
+
+    def rotary_modules(self) -> list[nn.Module]:
+        """The modules that make rotary tables, which may remember how far they have been asked."""
+        found = [module for module in self.module.modules() if "Rotary" in type(module).__name__]
+        return found if self._rotary is None else [*found, self._rotary]
+
+    def tables(self, case: Case) -> Tables | None:
+        """Rotary tables of all positions, each [rows, length, rotary width], in this side's dtype."""
+        if self._rotary is None:
+            return None
+        return self._rotary(case.inputs(self.dtype), case.positions)
+
+    def __call__(
+        self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Any = None
+    ) -> dict[str, Tensor]:
+        """Run one step on `x`: hidden states, or ids for a whole model; [rows, queries(, width)]."""
+        kind = self.layer.kind
+        if kind is Kind.POINTWISE:
+            return {"output": _first(self.module(x))}
+        if kind is Kind.ROTARY:
+            cos, sin = self.module(x, case.positions[:, step.start : step.stop])
+            return {"cos": cos, "sin": sin}
+        offered = self._model(case, step, x) if kind is Kind.MODEL else self._attention(case, step, tables)
+        offered |= dict.fromkeys(CACHE_NAMES, cache)
+        accepted = _accepted(type(self.module))
+        named = {name: value for name, value in offered.items() if name in accepted}
+        return {"output": _first(self.module(**named) if kind is Kind.MODEL else self.module(x, **named))}
+
+    def generate(self, ids: Tensor, valid: Tensor | None, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
+        """Greedy generation, [rows, prompt + at most new_tokens]; finished rows are filled with the padding token."""
+        mask = torch.ones_like(ids) if valid is None else valid.long()
+        self.module.generation_config.eos_token_id = eos  # as an argument, None would mean the configuration's own
+        return self.module.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            use_cache=use_cache,
+            pad_token_id=eos if self.config.pad_token_id is None else self.config.pad_token_id,
+        )
+
+    def _attention(self, case: Case, step: Step, tables: Tables | None) -> dict[str, Any]:
+        span = slice(step.start, step.stop)
+        return {
+            "position_embeddings": None if tables is None else (tables[0][:, span], tables[1][:, span]),
+            "attention_mask": case.added_mask(step, self.dtype),
+            "position_ids": case.positions[:, span],
+            "cache_position": torch.arange(step.start, step.stop),
+        }
+
+    def _model(self, case: Case, step: Step, x: Tensor) -> dict[str, Any]:
+        valid = None if case.valid is None else case.valid[:, : step.stop].long()
+        return {
+            "inputs_embeds" if x.is_floating_point() else "input_ids": x,
+            "attention_mask": valid,
+            "position_ids": None if case.default_positions else case.positions[:, step.start : step.stop],
+            "use_cache": case.cached,
+        }
+
+
+def _first(output: Any) -> Tensor:
+    """The tensor that matters in what a layer returned: itself, the first of a tuple, logits or hidden states."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Sequence):
+        return output[0]
+    return output.logits if "logits" in output else output.last_hidden_state
+
+
+def cache_contents(cache: Any) -> list[tuple[str, Tensor]]:
+    """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
+    contents = []
+    for index, layer in enumerate(cache.layers):
+        if layer.is_initialized:
+            contents += [(f"layer {index} keys", layer.keys), (f"layer {index} values", layer.values)]
+    return contents

@@ -1,0 +1,133 @@
+"""A run: every property over every layer that was selected, a progress bar while it lasts, a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hypothesis import settings
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from parity import family as families
+from parity import property as properties
+from parity.family import Family, Layer
+from parity.mismatch import Mismatch
+from parity.profiles import load_profile
+from parity.property import Property
+from parity.runner import Tally, check, hold
+from parity.scenario import DTYPE_NAMES, DTYPES, ScenarioError, parse_scenario
+from parity.table import bars, print_header, print_rows, write_json
+
+Row = tuple[Family, Layer, Property]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to run."""
+
+    rows: tuple[Row, ...]
+    dtypes: tuple[str, ...]
+
+
+def select(model: str | None, layers: Sequence[str], names: Sequence[str], dtypes: Sequence[str]) -> Selection:
+    """Everything asked for: all families, layers, properties and dtypes that are not restricted.
+
+    Raises:
+        FamilyError: for an unknown family, layer or property.
+        ScenarioError: for an unknown dtype.
+    """
+    chosen = [properties.find(name) for name in names] or list(properties.properties().values())
+    for name in dtypes:
+        if name not in DTYPE_NAMES:
+            raise ScenarioError(f"unknown dtype {name!r}; known are {', '.join(n for n in DTYPE_NAMES if len(n) > 4)}")
+    wanted = tuple(dict.fromkeys(DTYPE_NAMES[name] for name in dtypes)) or tuple(DTYPES)
+    rows = tuple(_rows([model] if model else families.names(), layers, chosen, wanted))
+    if not rows:
+        raise families.FamilyError(
+            "nothing to run: no property of those chosen says anything of these layers and dtypes"
+        )
+    return Selection(rows, wanted)
+
+
+def _rows(
+    models: Sequence[str], layers: Sequence[str], chosen: Sequence[Property], dtypes: Sequence[str]
+) -> Iterator[Row]:
+    for model in models:
+        family = families.load(model)
+        for layer in [family.layer(name) for name in layers] or family.layers:
+            for prop in chosen:
+                if prop.applies(family, layer) and set(prop.dtypes) & set(dtypes):
+                    yield family, layer, prop
+
+
+def run(selection: Selection, examples: int | None, seed: int, json: Path | None, console: Console) -> int:
+    """Run a selection, print its table, and return the exit code: 0 if all holds, 1 for a mismatch."""
+    torch.set_num_threads(1)
+    profile, start = load_profile(), time.perf_counter()
+    each = examples or settings.default.max_examples
+    print_header(console, profile, each, seed)
+    tallies = []
+    with _progress(console) as progress:
+        task = progress.add_task("", total=each * len(selection.rows))
+        for number, (family, layer, prop) in enumerate(selection.rows):
+            progress.update(task, completed=number * each, description=f"{family.model_type} {layer.name} {prop.name}")
+            tally = hold(
+                prop,
+                family,
+                layer,
+                selection.dtypes,
+                examples=each,
+                seed=seed,
+                on_scenario=lambda: progress.advance(task),
+            )
+            tallies.append(tally)
+    return _conclude(selection.rows, tallies, time.perf_counter() - start, json, console)
+
+
+def run_scenario(selection: Selection, line: str, json: Path | None, console: Console) -> int:
+    """Run one scenario through the properties selected, and return the exit code."""
+    torch.set_num_threads(1)
+    profile, start = load_profile(), time.perf_counter()
+    scenario = parse_scenario(line)
+    print_header(console, profile, 1, scenario.seed)
+    rows, tallies = [], []
+    for family, layer, prop in selection.rows:
+        family.point(scenario.values)
+        tally, began = Tally(), time.perf_counter()
+        try:
+            check(prop, family, layer, scenario, tally)
+        except Mismatch as mismatch:
+            tally.mismatch = mismatch
+        tally.seconds = time.perf_counter() - began
+        rows.append((family, layer, prop))
+        tallies.append(tally)
+    return _conclude(rows, tallies, time.perf_counter() - start, json, console)
+
+
+def _conclude(
+    rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, json: Path | None, console: Console
+) -> int:
+    print_rows(console, rows, tallies, seconds)
+    for tally in tallies:
+        if tally.mismatch is not None:
+            console.print()
+            console.print(str(tally.mismatch), markup=False, highlight=False)
+    if json is not None:
+        write_json(json, rows, tallies, seconds)
+    return 0 if all(bar["holds"] for bar in bars(rows, tallies)) else 1
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,215 @@
+"""One example as a recipe: small, frozen, printable on one line, and rebuilt from that line.
+
+A scenario never holds a tensor. It says which configuration, which rows, which cache schedule and which seed; whoever
+runs it draws the numbers from the seed. Its line is a list of words, in any order; what is not said has its default:
+
+    rope=yarn h6/3 d8 b2 s5,1,1 left0,2 @1000 x0.01 f32 #17
+
+    h6/3        6 query heads over 3 key/value heads        name=value  any other axis of the family's configuration
+    d8          head_dim                                    b2          rows of one case
+    s5,1,1      chunks: prefill of 5, two decoding steps    left0,2     padding per row (left, right, inner)
+    packed3,4   documents of 3 and 4 tokens in each row     @1000       position of the first token
+    masked      positions count valid tokens only           x0.01       scale of the inputs
+    f32         dtypes (f64, f32, bf16, f16; comma)         #17         seed of weights and inputs
+    *8          cases stacked into one call
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import torch
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+)
+DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
+    {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"} | {name: name for name in DTYPES}
+)
+SIDES = ("left", "right", "inner")
+LETTERS: Mapping[str, str] = MappingProxyType({"h": "heads", "d": "head_dim"})
+
+AxisValue = bool | int | float | str
+
+
+class ScenarioError(ValueError):
+    """A scenario's line that cannot be read, or a recipe that contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One example of a property. See the module's text for the words of its line.
+
+    `config` holds the axes of the family's configuration that are not at their first choice. `padding` counts the
+    padded tokens of each row, `side` says where they stand. `stack` repeats the rows with other inputs, so that one
+    call of the layer checks that many cases.
+    """
+
+    config: tuple[tuple[str, AxisValue], ...] = ()
+    batch: int = 1
+    schedule: tuple[int, ...] = (2,)
+    side: str = "left"
+    padding: tuple[int, ...] = ()
+    packing: tuple[int, ...] = ()
+    offset: int = 0
+    masked_positions: bool = False
+    scale: float = 1.0
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    seed: int = 0
+    stack: int = field(default=1)
+
+    def __post_init__(self) -> None:
+        _require(self.batch > 0, f"batch is {self.batch}, but should be at least 1")
+        _require(self.stack > 0, f"stack is {self.stack}, but should be at least 1")
+        _require(bool(self.schedule) and min(self.schedule) > 0, f"every chunk needs a token, got {self.schedule}")
+        _require(self.side in SIDES, f"padding side is {self.side!r}, but should be one of {', '.join(SIDES)}")
+        _require(len(self.padding) in (0, self.batch), f"{len(self.padding)} paddings for {self.batch} rows")
+        _require(all(0 <= count < self.length for count in self.padding), f"padding {self.padding} leaves a row empty")
+        _require(not (self.padding and self.packing), "packed rows have no padding")
+        _require(self.packing == () or sum(self.packing) == self.length, "documents must fill the row exactly")
+        _require(self.packing == () or min(self.packing) > 0, f"every document needs a token, got {self.packing}")
+        _require(self.offset >= 0, f"offset is {self.offset}, but positions start at 0 or later")
+        _require(bool(self.dtypes), "at least one dtype is needed")
+        for name in self.dtypes:
+            _require(name in DTYPES, f"dtype {name!r} is none of {', '.join(DTYPES)}")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row, over all chunks."""
+        return sum(self.schedule)
+
+    @property
+    def rows(self) -> int:
+        """Rows of one call: the cases stacked, each of `batch` rows."""
+        return self.batch * self.stack
+
+    @property
+    def values(self) -> dict[str, AxisValue]:
+        """The configuration's axes that this scenario sets."""
+        return dict(self.config)
+
+    def only(self, dtype: str) -> Scenario:
+        """The same scenario in one dtype."""
+        return replace(self, dtypes=(dtype,))
+
+    def __str__(self) -> str:
+        return format_scenario(self)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ScenarioError(message)
+
+
+def format_scenario(scenario: Scenario) -> str:
+    """The scenario's line, which `parse_scenario` reads back."""
+    letters = {name: letter for letter, name in LETTERS.items()}
+    words = [
+        f"{letters[name]}{value}" if name in letters else f"{name}={_format_value(value)}"
+        for name, value in scenario.config
+    ]
+    words += [f"b{scenario.batch}", "s" + _join(scenario.schedule)]
+    if any(scenario.padding):
+        words.append(scenario.side + _join(scenario.padding))
+    if scenario.packing:
+        words.append("packed" + _join(scenario.packing))
+    if scenario.masked_positions:
+        words.append("masked")
+    if scenario.offset:
+        words.append(f"@{scenario.offset}")
+    if scenario.scale != 1.0:
+        words.append(f"x{scenario.scale:g}")
+    if scenario.dtypes != tuple(DTYPES):
+        words.append(",".join(scenario.dtypes))
+    words.append(f"#{scenario.seed}")
+    if scenario.stack > 1:
+        words.append(f"*{scenario.stack}")
+    return " ".join(words)
+
+
+def parse_scenario(line: str) -> Scenario:
+    """Read a scenario's line.
+
+    Raises:
+        ScenarioError: naming the word that is not understood, or what the words contradict.
+    """
+    fields: dict[str, object] = {}
+    config: dict[str, AxisValue] = {}
+    for word in line.split():
+        try:
+            name, value = _parse_word(word)
+        except ValueError as error:
+            raise ScenarioError(
+                f"scenario word {word!r} is not understood: {error}; words are, for example, {_EXAMPLE}"
+            ) from None
+        if name == "config":
+            axis, choice = value  # type: ignore[misc]
+            config[axis] = choice
+        elif name == "padding":
+            fields["side"], fields["padding"] = value  # type: ignore[misc]
+        else:
+            fields[name] = value
+    return Scenario(config=tuple(config.items()), **fields)  # type: ignore[arg-type]
+
+
+_EXAMPLE = "'rope=yarn h6/3 d8 b2 s5,1,1 left0,2 @1000 x0.01 f32 #17'"
+_WORDS: tuple[tuple[str, str], ...] = (
+    (r"b(\d+)", "batch"),
+    (r"s([\d,]+)", "schedule"),
+    (r"(left|right|inner)([\d,]+)", "padding"),
+    (r"packed([\d,]+)", "packing"),
+    (r"@(\d+)", "offset"),
+    (r"x([\d.e+-]+)", "scale"),
+    (r"#(\d+)", "seed"),
+    (r"\*(\d+)", "stack"),
+)
+
+
+def _parse_word(word: str) -> tuple[str, object]:
+    if "=" in word:
+        name, _, text = word.partition("=")
+        return "config", (name, _parse_value(text))
+    if word == "masked":
+        return "masked_positions", True
+    if all(part in DTYPE_NAMES for part in word.split(",")):
+        return "dtypes", tuple(DTYPE_NAMES[part] for part in word.split(","))
+    if word[0] in LETTERS and word[1:2].isdigit():
+        return "config", (LETTERS[word[0]], _parse_value(word[1:]))
+    for pattern, name in _WORDS:
+        if match := re.fullmatch(pattern, word):
+            return name, _parse_field(name, *match.groups())
+    raise ValueError("no such word")
+
+
+def _parse_field(name: str, *texts: str) -> object:
+    if name == "padding":
+        return texts[0], _split(texts[1])
+    if name in ("schedule", "packing"):
+        return _split(texts[0])
+    return float(texts[0]) if name == "scale" else int(texts[0])
+
+
+def _join(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _split(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _format_value(value: AxisValue) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"
+
+
+def _parse_value(text: str) -> AxisValue:
+    if text in ("yes", "no"):
+        return text == "yes"
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,137 @@
+"""How a run is printed and written: a row per layer and property, a column per verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from parity import reference
+from parity.compare import VERDICTS, Judgement
+from parity.errors import ReportError
+from parity.runner import Tally
+
+if TYPE_CHECKING:
+    from parity.run import Row
+
+
+def print_header(console: Console, profile: str, examples: int, seed: int) -> None:
+    """What is compared with what, so that a table can be read on its own."""
+    versions = f"{reference.version()}, torch {torch.__version__}, hypothesis {hypothesis.__version__}"
+    console.print(f"{versions}; profile {profile}, {examples} scenarios per row, seed {seed}", highlight=False)
+
+
+def print_rows(console: Console, rows: Sequence[Row], tallies: Sequence[Tally], seconds: float) -> None:
+    """The table of verdicts: in each cell the worst error and what was allowed, both relative."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layer", "property", *VERDICTS):
+        table.add_column(name, no_wrap=True)
+    for name in ("cases", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for (family, layer, prop), tally in zip(rows, tallies, strict=True):
+        cells = [_cell(tally, verdict) for verdict in VERDICTS]
+        name = f"{family.model_type} {layer.name}"
+        table.add_row(name, prop.name, *cells, f"{tally.cases:,}", f"{tally.seconds:.2f}")
+    console.print(table)
+    console.print(_summary(tallies, seconds), highlight=False)
+
+
+def _cell(tally: Tally, verdict: str) -> str:
+    judgement = tally.worst.get(verdict)
+    failed = tally.mismatch is not None and (verdict in tally.mismatch.verdicts or not tally.mismatch.verdicts)
+    if judgement is None:
+        return "[red]FAILS[/red]" if failed else "[dim]-[/dim]"
+    text = _allowance(judgement)
+    return f"[red]FAILS {text}[/red]" if failed else f"[green]holds[/green] {text}"
+
+
+def _allowance(judgement: Judgement) -> str:
+    if judgement.allowed == 0:
+        return f"{judgement.error:g} of 0"
+    return f"{judgement.error:.0e} of {judgement.allowed:.0e} {judgement.dtype}"
+
+
+def _summary(tallies: Sequence[Tally], seconds: float) -> str:
+    cases, failed = sum(tally.cases for tally in tallies), sum(tally.mismatch is not None for tally in tallies)
+    unjudged = sum(tally.unjudged for tally in tallies)
+    verdict = f"{failed} of {len(tallies)} rows FAIL" if failed else f"all {len(tallies)} rows hold"
+    said = f"; of {unjudged} quantities nothing could be said, the reference itself overflows" if unjudged else ""
+    return f"{verdict}; {cases:,} cases in {seconds:.1f} s{said}"
+
+
+def bars(rows: Sequence[Row], tallies: Sequence[Tally]) -> list[dict[str, Any]]:
+    """One bar per row and verdict: the error in units of what is allowed, which must not exceed 1."""
+    listed = []
+    for (family, layer, prop), tally in zip(rows, tallies, strict=True):
+        name = f"{family.model_type}/{layer.name}/{prop.name}"
+        for verdict, judgement in tally.worst.items():
+            value = judgement.ratio
+            listed.append(
+                {"name": f"{name}/{verdict}", "value": value, "unit": "allowance", "bar": 1.0, "holds": value <= 1}
+            )
+        if tally.mismatch is not None and not tally.mismatch.verdicts:
+            listed.append({"name": name, "value": 1, "unit": "mismatch", "bar": 0, "holds": False})
+    return listed
+
+
+def write_json(path: Path, rows: Sequence[Row], tallies: Sequence[Tally], seconds: float) -> None:
+    """Write the results, whole or not at all.
+
+    Raises:
+        ReportError: naming the file and what kept it from being written.
+    """
+    details = [
+        {
+            "model_type": family.model_type,
+            "layer": layer.name,
+            "reference": layer.reference,
+            "property": prop.name,
+            "scenarios": tally.scenarios,
+            "cases": tally.cases,
+            "seconds": tally.seconds,
+            "unjudged": tally.unjudged,
+            "worst": {
+                verdict: {"quantity": str(j.quantity), "dtype": j.dtype, "error": j.error, "allowed": j.allowed}
+                for verdict, j in tally.worst.items()
+            },
+            "mismatch": None if tally.mismatch is None else str(tally.mismatch),
+            "scenario": None if tally.mismatch is None else str(tally.mismatch.smallest),
+        }
+        for (family, layer, prop), tally in zip(rows, tallies, strict=True)
+    ]
+    report = {
+        "reference": reference.version(),
+        "torch": torch.__version__,
+        "seconds": seconds,
+        "bars": bars(rows, tallies),
+        "rows": details,
+    }
+    write_atomically(path, json.dumps(report, indent=1))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there, so that a full disk leaves what was there before.
+
+    Raises:
+        ReportError: naming the file and what kept it from being written.
+    """
+    temporary = None
+    try:
+        with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+            temporary = Path(file.name)
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise ReportError(
+            f"{path}: the report cannot be written ({error.strerror}); free some space or name another file with --json"
+        ) from error
