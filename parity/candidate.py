@@ -23,7 +23,7 @@ class Candidate:
         self, family: Family, layer: Layer, config: Any, point: Mapping[str, AxisValue], dtype: torch.dtype
     ) -> None:
         self.family, self.layer, self.dtype, self.config = family, layer, dtype, config
-        self.module = cast(layer.candidate(config), dtype).eval()
+        self.module: Any = cast(layer.candidate(config), dtype).eval()
         self.parameters = dict(self.module.named_parameters())
         if "attend" in point:
             attend_with(self.module, str(point["attend"]))
@@ -52,9 +52,9 @@ class Candidate:
         if kind is Kind.MODEL:
             valid = None if case.valid is None else case.valid[:, : step.stop]
             positions = None if case.default_positions else case.positions[:, span]
-            named = {"valid": valid, "positions": positions, "cache": cache}
-            return {"output": self.module(embeddings=x, **named) if x.is_floating_point() else self.module(x, **named)}
-        named = {"mask": case.mask(step), "cache": None if cache is None else cache[0]}
+            given = {"embeddings" if x.is_floating_point() else "ids": x}
+            return {"output": self.module(**given, valid=valid, positions=positions, cache=cache)}
+        named: dict[str, Any] = {"mask": case.mask(step), "cache": None if cache is None else cache[0]}
         if tables is not None:
             named["rotary"] = (tables[0][:, span], tables[1][:, span])
         return {"output": self.module(x, **named)}
@@ -64,7 +64,7 @@ def attend_with(module: nn.Module, implementation: str) -> None:
     """Exchange the scaled dot product of every attention inside a module."""
     for part in module.modules():
         if hasattr(part, "attend"):
-            part.attend = IMPLEMENTATIONS[implementation]
+            setattr(part, "attend", IMPLEMENTATIONS[implementation])  # noqa: B010 (a type checker knows no such field)
 
 
 def cache_contents(cache: Cache) -> list[tuple[str, Tensor]]:
@@ -72,5 +72,6 @@ def cache_contents(cache: Cache) -> list[tuple[str, Tensor]]:
     contents = []
     for index, layer in enumerate(cache):
         if layer.length:
-            contents += [(f"layer {index} keys", layer.keys), (f"layer {index} values", layer.values)]
+            keys, values = layer.held
+            contents += [(f"layer {index} keys", keys), (f"layer {index} values", values)]
     return contents

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from parity.family import Kind, Layer
+from parity.family import Layer
 from parity.scenario import Scenario
 from parity.tiny import draw
 
@@ -84,8 +84,9 @@ class Case:
             return None
         index = torch.arange(scenario.length)
         count = torch.tensor(scenario.padding)[:, None]
-        first = {"left": 0, "right": scenario.length - count, "inner": torch.clamp(scenario.length - count, max=1)}
-        start = first[scenario.side]
+        start = scenario.length - count
+        if scenario.side != "right":
+            start = start.clamp(max=0 if scenario.side == "left" else 1)
         return ~((index >= start) & (index < start + count)).repeat(scenario.stack, 1)
 
     @cached_property

@@ -87,5 +87,5 @@ def main() -> None:
 
         if not isinstance(error, BAD_INPUT):
             raise
-        print(f"parity: {error}", file=sys.stderr)  # noqa: T201 (a command speaks)
+        print(f"parity: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,8 @@
 """The float64 truth: the unmodified reference, lifted out of its float32 islands.
 
 transformers asks for float32 by name inside norms, softmax, rotary tables and routers, so its own float64 run is only
-good to 1e-7. `Lift` rewrites each such request to float64 while the reference runs. A correct port then agrees to 1e-15.
+good to 1e-7. `Lift` rewrites each such request to float64 while the reference runs. A correct port then agrees to
+1e-15.
 
 Rotary frequencies stay what they are, the float32-rounded buffer: they are part of the specification. The functions
 that compute them again in a forward (dynamic NTK, LongRoPE) therefore run without the lift.

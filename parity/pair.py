@@ -155,7 +155,7 @@ def forward(side: Side, case: Case) -> Record:
 def gradients(side: Side, case: Case) -> Record:
     """Gradients of the input and of every parameter, through one pass over all tokens. A missing one counts as zero."""
     x = input_of(side, case)
-    leaves = dict(side.parameters)
+    leaves: dict[str, Tensor] = dict(side.parameters)
     if x.is_floating_point():
         x = x.detach().requires_grad_()
         leaves = {"input": x} | leaves

@@ -69,8 +69,8 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 @memoize
-def _accepted(cls: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(cls.forward).parameters)
+def _accepted(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 class Reference:
@@ -83,7 +83,7 @@ class Reference:
         self.family, self.layer, self.dtype = family, layer, dtype
         self.config = deepcopy(config)
         self.use(family.implementations[0])
-        self.module = cast(self._build(layer.reference, layer.arguments), dtype).eval()
+        self.module: Any = cast(self._build(layer.reference, layer.arguments), dtype).eval()
         self.parameters = dict(self.module.named_parameters())
         self._rotary = self._build(family.rotary, None) if family.rotary and layer.kind is Kind.ATTENTION else None
 
@@ -126,7 +126,7 @@ class Reference:
             return {"cos": cos, "sin": sin}
         offered = self._model(case, step, x) if kind is Kind.MODEL else self._attention(case, step, tables)
         offered |= dict.fromkeys(CACHE_NAMES, cache)
-        accepted = _accepted(type(self.module))
+        accepted = _accepted(type(self.module).forward)
         named = {name: value for name, value in offered.items() if name in accepted}
         return {"output": _first(self.module(**named) if kind is Kind.MODEL else self.module(x, **named))}
 

@@ -68,7 +68,7 @@ def run(selection: Selection, examples: int | None, seed: int, json: Path | None
     """Run a selection, print its table, and return the exit code: 0 if all holds, 1 for a mismatch."""
     torch.set_num_threads(1)
     profile, start = load_profile(), time.perf_counter()
-    each = examples or settings.default.max_examples
+    each = examples or settings().max_examples
     print_header(console, profile, each, seed)
     tallies = []
     with _progress(console) as progress:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, Phase, given, seed as hypothesis_seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
 
 from parity.compare import Judgement, Unequal
 from parity.family import Family, Layer
@@ -87,17 +88,17 @@ def hold(
     Returns:
         What was seen, with the smallest mismatch if there is one.
     """
-    tally, start = Tally(), time.perf_counter()
+    tally, start, profile = Tally(), time.perf_counter(), settings()
     stated = [name for name in prop.dtypes if name in dtypes]
 
     @settings(
-        settings.default,
-        max_examples=examples or settings.default.max_examples,
+        profile,
+        max_examples=examples or profile.max_examples,
         phases=PHASES,
         database=None,
         report_multiple_bugs=False,
         print_blob=False,
-        derandomize=seed is None and settings.default.derandomize,
+        derandomize=seed is None and profile.derandomize,
         suppress_health_check=list(HealthCheck),
     )
     @given(prop.scenarios(family, layer, stated))

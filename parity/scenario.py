@@ -17,9 +17,10 @@ runs it draws the numbers from the seed. Its line is a list of words, in any ord
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -136,60 +137,38 @@ def parse_scenario(line: str) -> Scenario:
     Raises:
         ScenarioError: naming the word that is not understood, or what the words contradict.
     """
-    fields: dict[str, object] = {}
-    config: dict[str, AxisValue] = {}
+    fields: dict[str, Any] = {"config": ()}
     for word in line.split():
         try:
-            name, value = _parse_word(word)
+            read = _parse_word(word)
         except ValueError as error:
             raise ScenarioError(
                 f"scenario word {word!r} is not understood: {error}; words are, for example, {_EXAMPLE}"
             ) from None
-        if name == "config":
-            axis, choice = value  # type: ignore[misc]
-            config[axis] = choice
-        elif name == "padding":
-            fields["side"], fields["padding"] = value  # type: ignore[misc]
-        else:
-            fields[name] = value
-    return Scenario(config=tuple(config.items()), **fields)  # type: ignore[arg-type]
+        fields |= read | {"config": fields["config"] + read.get("config", ())}
+    return Scenario(**fields)
 
 
 _EXAMPLE = "'rope=yarn h6/3 d8 b2 s5,1,1 left0,2 @1000 x0.01 f32 #17'"
-_WORDS: tuple[tuple[str, str], ...] = (
-    (r"b(\d+)", "batch"),
-    (r"s([\d,]+)", "schedule"),
-    (r"(left|right|inner)([\d,]+)", "padding"),
-    (r"packed([\d,]+)", "packing"),
-    (r"@(\d+)", "offset"),
-    (r"x([\d.e+-]+)", "scale"),
-    (r"#(\d+)", "seed"),
-    (r"\*(\d+)", "stack"),
-)
 
 
-def _parse_word(word: str) -> tuple[str, object]:
+def _parse_word(word: str) -> dict[str, Any]:
+    """The fields of a scenario that a word sets."""
     if "=" in word:
         name, _, text = word.partition("=")
-        return "config", (name, _parse_value(text))
+        return {"config": ((name, _parse_value(text)),)}
     if word == "masked":
-        return "masked_positions", True
+        return {"masked_positions": True}
     if all(part in DTYPE_NAMES for part in word.split(",")):
-        return "dtypes", tuple(DTYPE_NAMES[part] for part in word.split(","))
+        return {"dtypes": tuple(DTYPE_NAMES[part] for part in word.split(","))}
     if word[0] in LETTERS and word[1:2].isdigit():
-        return "config", (LETTERS[word[0]], _parse_value(word[1:]))
-    for pattern, name in _WORDS:
+        return {"config": ((LETTERS[word[0]], _parse_value(word[1:])),)}
+    if match := re.fullmatch(r"(left|right|inner)([\d,]+)", word):
+        return {"side": match[1], "padding": _split(match[2])}
+    for pattern, (name, read) in _WORDS.items():
         if match := re.fullmatch(pattern, word):
-            return name, _parse_field(name, *match.groups())
+            return {name: read(match[1])}
     raise ValueError("no such word")
-
-
-def _parse_field(name: str, *texts: str) -> object:
-    if name == "padding":
-        return texts[0], _split(texts[1])
-    if name in ("schedule", "packing"):
-        return _split(texts[0])
-    return float(texts[0]) if name == "scale" else int(texts[0])
 
 
 def _join(numbers: tuple[int, ...]) -> str:
@@ -213,3 +192,16 @@ def _parse_value(text: str) -> AxisValue:
         except ValueError:
             continue
     return text
+
+
+_WORDS: Mapping[str, tuple[str, Callable[[str], object]]] = MappingProxyType(
+    {
+        r"b(\d+)": ("batch", int),
+        r"s([\d,]+)": ("schedule", _split),
+        r"packed([\d,]+)": ("packing", _split),
+        r"@(\d+)": ("offset", int),
+        r"x([\d.e+-]+)": ("scale", float),
+        r"#(\d+)": ("seed", int),
+        r"\*(\d+)": ("stack", int),
+    }
+)

@@ -1,7 +1,7 @@
 """A layer computes what its reference computes, whatever the split into chunks, the padding and the positions.
 
-Outputs and the cache after every step; in float64 against the truth, below it within the reference's own error. Delicate
-operations run no coarser than the reference's, and nothing that the layer was called with is changed.
+Outputs and the cache after every step; in float64 against the truth, below it within the reference's own error.
+Delicate operations run no coarser than the reference's, and nothing that the layer was called with is changed.
 """
 
 import pytest

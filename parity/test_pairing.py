@@ -1,7 +1,9 @@
-"""Adjacent rotary pairs on unpermuted weights are half pairs on permuted ones, in outputs and, permuted, in cached keys."""
+"""Adjacent rotary pairs on unpermuted weights are half pairs on permuted ones, in outputs and in cached keys."""
 
 import pytest
+from torch import Tensor
 
+from parity.compare import Judgement
 from parity.pair import pair_of
 from parity.properties.pairing import compare, permuted
 from parity.property import find
@@ -35,14 +37,14 @@ def test_a_permutation_with_the_wrong_heads_fails(heads: str) -> None:
     assert "output" in failed
 
 
-def _judged(heads: str, q_width: int, k_width: int) -> list:
+def _judged(heads: str, q_width: int, k_width: int) -> list[Judgement]:
     """Judge the adjacent pairing with rows permuted as though heads had these widths; right is 8."""
     scenario = Scenario(config=(("heads", heads), ("head_dim", 8)), schedule=(4, 1), dtypes=("f64",))
     pair = pair_of("llama", "attention", scenario.config)
     drawn = initialise.fill(pair.plan, scenario.seed)
     widths = {"q_proj": q_width, "k_proj": k_width}
 
-    def permute(name: str) -> object:
+    def permute(name: str) -> Tensor:
         width = widths.get(name.split(".")[-2])
         return drawn[name] if width is None else adjacent_from_half(drawn[name], width)
 

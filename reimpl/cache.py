@@ -44,15 +44,17 @@ class Rows:
         return self.end - self.start
 
     @property
-    def filled(self) -> Tensor | None:
-        return None if self.storage is None else self.storage.narrow(-2, self.start, len(self))
+    def filled(self) -> Tensor:
+        if self.storage is None:
+            raise ValueError("nothing was appended to this cache yet, so it holds no tensor")
+        return self.storage.narrow(-2, self.start, len(self))
 
     def append(self, new: Tensor) -> Tensor:
         """Add rows; all of them, old and new."""
         if self.storage is None:
             storage = self._hold(new)
         elif torch.is_grad_enabled():
-            storage = self._hold(torch.cat([self.storage.narrow(-2, self.start, len(self)), new], dim=-2))
+            storage = self._hold(torch.cat([self.filled, new], dim=-2))
         else:
             storage = self._write(self.storage, new)
         self.shown = self.end
@@ -60,12 +62,12 @@ class Rows:
 
     def check(self, new: Tensor) -> None:
         """Refuse rows of another shape: writing would broadcast a batch of one over all rows, in silence."""
-        held = self.filled
-        if held is None or (*new.shape[:-2], new.shape[-1]) == (*held.shape[:-2], held.shape[-1]):
+        held = new if self.storage is None else self.storage
+        if (*new.shape[:-2], new.shape[-1]) == (*held.shape[:-2], held.shape[-1]):
             return
         raise ValueError(
-            f"cannot append {tuple(new.shape)} to a cache that holds {tuple(held.shape)}: all but the tokens, the axis"
-            " before the last, must agree; use a new cache, or reset() this one, for another batch"
+            f"cannot append {tuple(new.shape)} to a cache that holds {tuple(self.filled.shape)}: all but the axis"
+            " of the tokens, the last but one, must agree; use a new cache, or reset() this one, for another batch"
         )
 
     def _write(self, storage: Tensor, new: Tensor) -> Tensor:
@@ -99,7 +101,7 @@ class Rows:
     def map_batch(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace the rows by a function of them that returns a new tensor and leaves the axis of the tokens alone."""
         if self.storage is not None:
-            self._hold(function(self.storage.narrow(-2, self.start, len(self))))
+            self._hold(function(self.filled))
 
 
 class LayerCache:
@@ -110,8 +112,6 @@ class LayerCache:
         self.length = 0
 
     def _append(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        if first.shape[-2] != second.shape[-2] or first.shape[0] != second.shape[0]:
-            raise ValueError(f"{tuple(first.shape)} and {tuple(second.shape)} differ in their batch or in their tokens")
         self._first.check(first)
         self._second.check(second)
         seen = self._first.append(first), self._second.append(second)
@@ -147,6 +147,11 @@ class LayerCache:
         self._second.clear()
         self.length = 0
 
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The two tensors, as far as they are filled."""
+        return self._first.filled, self._second.filled
+
     def _map_batch(self, function: Callable[[Tensor], Tensor]) -> None:
         self._first.map_batch(function)
         self._second.map_batch(function)
@@ -156,11 +161,11 @@ class GrowingCache(LayerCache):
     """Keys and values of every token."""
 
     @property
-    def keys(self) -> Float[Tensor, "batch kv_heads length head_dim"] | None:
+    def keys(self) -> Float[Tensor, "batch kv_heads length head_dim"]:
         return self._first.filled
 
     @property
-    def values(self) -> Float[Tensor, "batch kv_heads length value_dim"] | None:
+    def values(self) -> Float[Tensor, "batch kv_heads length value_dim"]:
         return self._second.filled
 
     def append(
@@ -208,11 +213,11 @@ class LatentCache(LayerCache):
     """What multi-head latent attention keeps of a token: one latent vector and one rotated key, shared by all heads."""
 
     @property
-    def latents(self) -> Float[Tensor, "batch length rank"] | None:
+    def latents(self) -> Float[Tensor, "batch length rank"]:
         return self._first.filled
 
     @property
-    def rope_keys(self) -> Float[Tensor, "batch length rope_dim"] | None:
+    def rope_keys(self) -> Float[Tensor, "batch length rope_dim"]:
         return self._second.filled
 
     def append(

@@ -17,7 +17,7 @@ from parity.scenario import DTYPES, Scenario
 
 
 def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
-    """Splits in at least two chunks, at positions before any rescaling: beyond it the reference itself depends on them."""
+    """Splits in at least two chunks, before positions are rescaled: beyond, the reference itself depends on them."""
     split = strategies.schedules().map(lambda chunks: chunks if len(chunks) > 1 else (*chunks, 1))
     return strategies.scenarios(family, layer, dtypes, schedule=split, far=False)
 

@@ -1,12 +1,13 @@
 """A layer computes what its reference computes, whatever the split into chunks, the padding and the positions.
 
-Outputs and the cache after every step; in float64 against the truth, below it within the reference's own error. Delicate
-operations run no coarser than the reference's, and nothing that the layer was called with is changed.
+Outputs and the cache after every step; in float64 against the truth, below it within the reference's own error.
+Delicate operations run no coarser than the reference's, and nothing that the layer was called with is changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from hypothesis.strategies import SearchStrategy
@@ -29,9 +30,7 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
     """Judge outputs, caches, side effects, and once per configuration the precision of delicate operations."""
     judgements = evaluate(pair, scenario, (forward,))
     for name in scenario.dtypes:
-        judgements += pair.once(
-            ("precision", name, scenario.packing != ()), lambda name=name: _precision(pair, scenario, name)
-        )
+        judgements += pair.once(("precision", name), partial(_precision, pair, scenario, name))
     return judgements
 
 

@@ -1,7 +1,7 @@
-"""Adjacent rotary pairs on unpermuted weights are half pairs on permuted ones, in outputs and, permuted, in cached keys.
+"""Adjacent rotary pairs on unpermuted weights are half pairs on permuted ones, in outputs and in cached keys.
 
-Two conventions with equal shapes: the paper pairs channels (2i, 2i+1), transformers pairs (i, i + half). A permutation of
-the rows of q and k, head by head, turns one into the other.
+Two conventions with equal shapes: the paper pairs channels (2i, 2i+1), transformers pairs (i, i + half). A permutation
+of the rows of q and k, head by head, turns one into the other; the cached keys correspond under the same one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from parity import strategies
-from parity.compare import Judgement, Record, judge as hold_against
+from parity.compare import Judgement, Record
+from parity.compare import judge as hold_against
 from parity.family import Family, Kind, Layer
 from parity.pair import Pair, forward, measured, run_truth
 from parity.property import Property
@@ -66,12 +67,12 @@ def adjacent(module: torch.nn.Module) -> Iterator[None]:
     """Let every attention inside a module rotate adjacent pairs."""
     parts = [part for part in module.modules() if hasattr(part, "pairing")]
     for part in parts:
-        part.pairing = "adjacent"
+        vars(part)["pairing"] = "adjacent"
     try:
         yield
     finally:
         for part in parts:
-            part.pairing = "half"
+            vars(part)["pairing"] = "half"
 
 
 def _keys_in_half_order(pair: Pair, record: Record) -> Record:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from parity import strategies
 from parity.case import Case
-from parity.compare import Judgement, Quantity, Record, judge as hold_against
+from parity.compare import Judgement, Quantity, Record
+from parity.compare import judge as hold_against
 from parity.family import Family, Layer
 from parity.pair import Pair, forward, run_candidate
 from parity.property import Property
@@ -64,7 +65,7 @@ def _other_tokens(case: Case, where: Tensor) -> dict[str, Tensor]:
 
 
 def _rolled(record: Record) -> Record:
-    valid = [None if v is None else v.roll(1, 0) for v in record.valid]
+    valid = [None if defined is None else defined.roll(1, 0) for defined in record.valid]
     return Record(record.quantities, [value.roll(1, 0) for value in record.values], valid)
 
 
@@ -79,7 +80,7 @@ def _first_row(record: Record) -> Record:
 def _restricted(case: Case, record: Record, where: Tensor) -> Record:
     """The record, defined only at some tokens, [rows, length], that are valid besides."""
     where = where if case.valid is None else where & case.valid
-    defined = []
+    defined: list[Tensor | None] = []
     for quantity, value in zip(record.quantities, record.values, strict=True):
         step = case.steps[quantity.step]
         if quantity.verdict == "cache":

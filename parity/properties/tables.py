@@ -1,4 +1,4 @@
-"""Rotary tables agree from the first position to 131,072, and do not remember a long prompt when a short one follows."""
+"""Rotary tables agree from position 0 to 131,072, and do not remember a long prompt when a short one follows."""
 
 from __future__ import annotations
 
