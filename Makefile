@@ -6,9 +6,10 @@ ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 REAL := .venv/.real
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PINNED := torch==2.13.0 transformers==5.24.0
 
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread is fastest for tiny layers, and its results do not depend on the number of cores.
 export OMP_NUM_THREADS ?= 1
 
@@ -60,7 +61,7 @@ clean: ## remove the environment and every cache
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@echo 'Installing into .venv (once, a few minutes) ...'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
