@@ -43,21 +43,33 @@ class Candidate:
         self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Cache | None = None
     ) -> dict[str, Tensor]:
         """Run one step on `x`: hidden states, or ids for a whole model; [rows, queries(, width)]."""
+        args, named = self.arguments(case, step, x, tables, cache)
+        output = self.module(*args, **named)
+        if self.layer.kind is Kind.ROTARY:
+            return {"cos": output[0], "sin": output[1]}
+        return {"output": output}
+
+    def arguments(
+        self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Cache | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What our layer's forward is called with in one step."""
         kind, span = self.layer.kind, slice(step.start, step.stop)
         if kind is Kind.POINTWISE:
-            return {"output": self.module(x)}
+            return (x,), {}
         if kind is Kind.ROTARY:
-            cos, sin = self.module(x, case.positions[:, span])
-            return {"cos": cos, "sin": sin}
+            return (x, case.positions[:, span]), {}
         if kind is Kind.MODEL:
-            valid = None if case.valid is None else case.valid[:, : step.stop]
-            positions = None if case.default_positions else case.positions[:, span]
-            given = {"embeddings" if x.is_floating_point() else "ids": x}
-            return {"output": self.module(**given, valid=valid, positions=positions, cache=cache)}
-        named: dict[str, Any] = {"mask": case.mask(step), "cache": None if cache is None else cache[0]}
+            named: dict[str, Any] = {
+                "embeddings" if x.is_floating_point() else "ids": x,
+                "valid": None if case.valid is None else case.valid[:, : step.stop],
+                "positions": None if case.default_positions else case.positions[:, span],
+                "cache": cache,
+            }
+            return (), named
+        named = {"mask": case.mask(step), "cache": None if cache is None else cache[0]}
         if tables is not None:
             named["rotary"] = (tables[0][:, span], tables[1][:, span])
-        return {"output": self.module(x, **named)}
+        return (x,), named
 
 
 def attend_with(module: nn.Module, implementation: str) -> None:

@@ -32,7 +32,7 @@ class Lift(TorchFunctionMode):
             return args[0].double()
         if kwargs and kwargs.get("dtype") is torch.float32:
             kwargs = {**kwargs, "dtype": torch.float64}
-        if torch.float32 in args:
+        if any(arg is torch.float32 for arg in args):
             args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
         return func(*args, **kwargs) if kwargs else func(*args)
 

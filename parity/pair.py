@@ -100,9 +100,10 @@ class Pair:
         return rope.get("rope_type") in ("dynamic", "longrope")
 
     def _rewind(self, side: Side) -> None:
-        fresh = self._fresh.setdefault(side, {module: deepcopy(vars(module)) for module in side.rotary_modules()})
-        for module, state in fresh.items():
-            vars(module).update(deepcopy(state))
+        if side not in self._fresh:
+            self._fresh[side] = {module: _state(module) for module in side.rotary_modules()}
+        for module, state in self._fresh[side].items():
+            vars(module).update({name: deepcopy(value) for name, value in state.items()})
 
     def once(self, key: Hashable, judge: Callable[[], list[Judgement]]) -> list[Judgement]:
         """Judge what does not depend on the numbers, until it has held once."""
@@ -117,6 +118,11 @@ class Pair:
     def implementations(self) -> Sequence[Mapping[str, str]]:
         """The reference's ways to compute, as far as they can differ in this layer."""
         return self.family.implementations if self.layer.kind.attends else self.family.implementations[:1]
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """A copy of a module's own state; its configuration is not among what a forward changes."""
+    return {name: deepcopy(value) for name, value in vars(module).items() if name != "config"}
 
 
 @lru_cache(maxsize=64)

@@ -118,17 +118,26 @@ class Reference:
         self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Any = None
     ) -> dict[str, Tensor]:
         """Run one step on `x`: hidden states, or ids for a whole model; [rows, queries(, width)]."""
+        args, named = self.arguments(case, step, x, tables, cache)
+        output = self.module(*args, **named)
+        if self.layer.kind is Kind.ROTARY:
+            return {"cos": output[0], "sin": output[1]}
+        return {"output": _first(output)}
+
+    def arguments(
+        self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Any = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the reference's forward is called with in one step, under the names of the installed version."""
         kind = self.layer.kind
         if kind is Kind.POINTWISE:
-            return {"output": _first(self.module(x))}
+            return (x,), {}
         if kind is Kind.ROTARY:
-            cos, sin = self.module(x, case.positions[:, step.start : step.stop])
-            return {"cos": cos, "sin": sin}
+            return (x, case.positions[:, step.start : step.stop]), {}
         offered = self._model(case, step, x) if kind is Kind.MODEL else self._attention(case, step, tables)
         offered |= dict.fromkeys(CACHE_NAMES, cache)
         accepted = _accepted(type(self.module).forward)
         named = {name: value for name, value in offered.items() if name in accepted}
-        return {"output": _first(self.module(**named) if kind is Kind.MODEL else self.module(x, **named))}
+        return () if kind is Kind.MODEL else (x,), named
 
     def generate(self, ids: Tensor, valid: Tensor | None, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]; finished rows are filled with the padding token."""
