@@ -4,8 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parity import oracle, reference
 from parity.compare import TRUTH_BOUND
@@ -17,9 +15,8 @@ agree = partial(torch.testing.assert_close, rtol=TRUTH_BOUND, atol=TRUTH_BOUND)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-@given(values=st.lists(st.floats(-20, 20), min_size=1, max_size=20))
-def test_values_agree(name: str, values: list[float]) -> None:
-    x = torch.tensor(values, dtype=torch.float64)
+def test_values_agree_from_tail_to_tail(name: str) -> None:
+    x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
     with oracle.lifted():
         theirs = reference.modeling("llama").ACT2FN[name](x)
     agree(activation(name)(x), theirs)

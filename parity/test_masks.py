@@ -112,15 +112,24 @@ def test_padding_within_a_window_is_seen_by_no_query(drawn: tuple[list[int], Ten
     check(ours, theirs(window).masks(schedule, valid))
 
 
-DOCUMENTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+@st.composite
+def packed_positions(draw: st.DrawFn) -> Tensor:
+    """Two rows of documents, which may begin at any position, also at one that continues the document before."""
+    lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    row = st.tuples(*(st.integers(0, 5) for _ in lengths))
+    return torch.tensor(
+        [
+            [start + step for start, length in zip(starts, lengths, strict=True) for step in range(length)]
+            for starts in draw(st.tuples(row, row))
+        ]
+    )
 
 
-@given(documents=st.lists(DOCUMENTS, min_size=1, max_size=2), window=WINDOWS | st.none())
-def test_packed_documents_see_only_themselves(documents: list[list[int]], window: int | None) -> None:
-    length = max(map(sum, documents))
-    positions = torch.stack([torch.cat([torch.arange(n) for n in (*row, length - sum(row))]) for row in documents])
+@given(positions=packed_positions(), window=WINDOWS | st.none())
+def test_packed_documents_see_only_themselves(positions: Tensor, window: int | None) -> None:
+    rows, length = positions.shape
     ours = causal(length, length) if window is None else sliding(length, length, window)
-    their_mask = theirs(window).mask(len(documents), length, position_ids=positions, use_cache=False)
+    their_mask = theirs(window).mask(rows, length, position_ids=positions, use_cache=False)
     check([ours & packed(documents_from_positions(positions))], [their_mask])
 
 

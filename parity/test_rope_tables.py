@@ -17,7 +17,7 @@ from reimpl.rope import ROPE_TYPES, RotaryEmbedding, inverse_frequencies
 pytestmark = pytest.mark.parity
 
 FURTHEST = 131_072
-LENGTHS = (16, 33, 64, 4096)
+LENGTHS = (16, 33, 64, 512, 4096, 8192)
 agree = partial(torch.testing.assert_close, rtol=TRUTH_BOUND, atol=TRUTH_BOUND)
 for_every_type = pytest.mark.parametrize("rope_type", ROPE_TYPES)
 for_types_that_read_the_length = pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
