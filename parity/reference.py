@@ -119,10 +119,13 @@ class Reference:
     ) -> dict[str, Tensor]:
         """Run one step on `x`: hidden states, or ids for a whole model; [rows, queries(, width)]."""
         args, named = self.arguments(case, step, x, tables, cache)
-        output = self.module(*args, **named)
+        return self.output(self.module(*args, **named))
+
+    def output(self, returned: Any) -> dict[str, Tensor]:
+        """What a forward returned, by name."""
         if self.layer.kind is Kind.ROTARY:
-            return {"cos": output[0], "sin": output[1]}
-        return {"output": _first(output)}
+            return {"cos": returned[0], "sin": returned[1]}
+        return {"output": _first(returned)}
 
     def arguments(
         self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Any = None
