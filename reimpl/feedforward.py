@@ -17,7 +17,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def gelu_fast(x: Tensor) -> Tensor:
-    """`gelu_tanh` with sqrt(2/pi) cut to ten digits, as the models trained with it had it."""
+    """`gelu_tanh` with sqrt(2/pi) cut to ten digits."""
     return 0.5 * x * (1 + torch.tanh(0.7978845608 * x * (1 + 0.044715 * x * x)))
 
 
