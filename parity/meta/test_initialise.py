@@ -18,7 +18,7 @@ def planned_scale(name: str, shape: tuple[int, ...], model_type: str) -> Tensor:
     return (plan.scale.double() * draw.DEVIATION).view(shape)
 
 
-def roughly(expected: float) -> object:
+def roughly(expected: float | list[float]) -> object:
     return pytest.approx(expected, rel=1e-6)
 
 
