@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from reimpl.cache import GrowingCache
 from reimpl.mask import CAUSAL, Mask, causal
+from reimpl.precision import wide
 from reimpl.rope import Pairing, rotate
 
 Bias = Float[Tensor, "#batch #heads #q k"] | None
@@ -39,7 +40,7 @@ def eager(
     if allowed is not None:
         allowed = _grouped(allowed, kv_heads)
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)  # finite, or a row without keys is NaN
-    weights = scores.softmax(-1, dtype=_wide(q)).to(q.dtype)
+    weights = scores.softmax(-1, dtype=wide(q)).to(q.dtype)
     context = torch.einsum("bkgqs,bksd->bkgqd", F.dropout(weights, dropout) if dropout else weights, v)
     if allowed is not None:
         context = context.masked_fill(~allowed.any(-1, keepdim=True), 0)
@@ -114,14 +115,14 @@ def tiled(
     `top` is the largest score so far and `total` the sum of exp(score - top); both, and the context, are rescaled when
     a later tile holds a larger score. A tile is computed in at least float32, as the fused kernels do.
     """
-    kv_heads, wide, allowed = k.shape[1], _wide(q), _as_tensor(mask, q, k)
-    dtype, q = q.dtype, _grouped(q, kv_heads).to(wide)
+    kv_heads, dtype, allowed = k.shape[1], wide(q), _as_tensor(mask, q, k)
+    given, q = q.dtype, _grouped(q, kv_heads).to(dtype)
     top = q.new_full((*q.shape[:-1], 1), -torch.inf)
     total = torch.zeros_like(top)
     context = q.new_zeros((*q.shape[:-1], v.shape[-1]))
     for start in range(0, k.shape[2], tile):
         keys = slice(start, start + tile)
-        scores = torch.einsum("bkgqd,bksd->bkgqs", q, k[:, :, keys].to(wide)) * scale
+        scores = torch.einsum("bkgqd,bksd->bkgqs", q, k[:, :, keys].to(dtype)) * scale
         if bias is not None:
             scores = scores + _grouped(bias[..., keys], kv_heads)
         if allowed is not None:
@@ -132,9 +133,9 @@ def tiled(
         rescale, weights = (top - shift).exp(), (scores - shift).exp()
         total = total * rescale + weights.sum(-1, keepdim=True)
         weights = F.dropout(weights, dropout) if dropout else weights
-        context = context * rescale + torch.einsum("bkgqs,bksd->bkgqd", weights, v[:, :, keys].to(wide))
+        context = context * rescale + torch.einsum("bkgqs,bksd->bkgqd", weights, v[:, :, keys].to(dtype))
         top = highest
-    return (context / total.masked_fill(total == 0, 1)).to(dtype).flatten(1, 2)
+    return (context / total.masked_fill(total == 0, 1)).to(given).flatten(1, 2)
 
 
 ScaledDotProduct = Callable[..., Tensor]
@@ -175,7 +176,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch seq size"]:
         q, k, v = self.project(x)
         if rotary is not None:
-            q, k = rotate(q, *rotary, self.pairing), rotate(k, *rotary, self.pairing)
+            q, k = self.turn(q, k, *rotary)
         if cache is not None:
             k, v = cache.append(k, v)
         context = self.attend(q, k, v, mask, self.scale, dropout=self.dropout if self.training else 0.0)
@@ -191,6 +192,16 @@ class Attention(nn.Module):
         """Queries, keys and values of each head, before rotation."""
         return self._split(self.q_proj(x)), self._split(self.k_proj(x)), self._split(self.v_proj(x))
 
+    def turn(
+        self,
+        q: Float[Tensor, "batch heads seq dim"],
+        k: Float[Tensor, "batch kv_heads seq dim"],
+        cos: Float[Tensor, "#batch seq rotary"],
+        sin: Float[Tensor, "#batch seq rotary"],
+    ) -> tuple[Float[Tensor, "batch heads seq dim"], Float[Tensor, "batch kv_heads seq dim"]]:
+        """Queries and keys, rotated by the angles of their positions."""
+        return rotate(q, cos, sin, self.pairing), rotate(k, cos, sin, self.pairing)
+
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
@@ -198,10 +209,6 @@ class Attention(nn.Module):
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:
     """The axis of the heads as two; a single head, of a mask or a bias, serves all of them."""
     return x.unsqueeze(1) if x.shape[1] == 1 else x.unflatten(1, (kv_heads, -1))
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _as_tensor(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:

@@ -5,6 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reimpl.precision import wide
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, with rms(x) = sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4).
@@ -19,12 +21,17 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        value = x.to(wide(x))
+        normalised = value * inverse_rms(value, self.eps)
         return normalised.to(x.dtype) * self.weight
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def inverse_rms(x: Float[Tensor, "*batch size"], eps: float) -> Float[Tensor, "*batch 1"]:
+    """1 / sqrt(mean(x^2) + eps)."""
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 class LayerNorm(nn.Module):

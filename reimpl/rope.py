@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from reimpl.precision import wide
+
 Fields: TypeAlias = Mapping[str, Any]
 Length: TypeAlias = int | Int[Tensor, ""] | None
 Pairing: TypeAlias = Literal["half", "adjacent"]
@@ -255,8 +257,7 @@ class RotaryEmbedding(nn.Module):
         self, x: Float[Tensor, "..."], positions: Int[Tensor, "#batch seq"]
     ) -> tuple[Float[Tensor, "#batch seq rotary"], Float[Tensor, "#batch seq rotary"]]:
         """In the dtype and on the device of `x`, which is read for nothing else."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        angles = positions.unsqueeze(-1) * self.frequencies(positions).to(x.device, wide)
+        angles = positions.unsqueeze(-1) * self.frequencies(positions).to(x.device, wide(x))
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
@@ -282,10 +283,10 @@ def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(a + ib) e^(im theta), in at least float32, since no half precision has complex numbers."""
-    wide, pairs = torch.promote_types(x.dtype, torch.float32), x.shape[-1] // 2
-    turn = torch.complex(cos[..., :pairs].to(wide), sin[..., :pairs].to(wide))
+    dtype, pairs = wide(x), x.shape[-1] // 2
+    turn = torch.complex(cos[..., :pairs].to(dtype), sin[..., :pairs].to(dtype))
     # Copied, as a slice may begin at an odd address, where no complex number can.
-    paired = x.unflatten(-1, (-1, 2)).to(wide, copy=True, memory_format=torch.contiguous_format)
+    paired = x.unflatten(-1, (-1, 2)).to(dtype, copy=True, memory_format=torch.contiguous_format)
     return torch.view_as_real(torch.view_as_complex(paired) * turn).flatten(-2).to(x.dtype)
 
 
