@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache as memoize
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, DynamicCache, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer, DynamicCache, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import logging
 
 from parity.case import Case, Step
 from parity.family import Family, Kind, Layer
@@ -172,6 +174,34 @@ class Reference:
             "position_ids": None if case.default_positions else case.positions[:, step.start : step.stop],
             "use_cache": case.cached,
         }
+
+
+class Loaded(Reference):
+    """A reference whose module was read from a checkpoint, with that module's own configuration."""
+
+    def __init__(self, family: Family, layer: Layer, module: nn.Module, dtype: torch.dtype) -> None:
+        self.family, self.layer, self.dtype = family, layer, dtype
+        self.module, self.config, self._rotary = module, module.config, None
+        self.parameters = dict(module.named_parameters())
+
+
+def load(family: Family, layer: Layer, directory: Path, dtype: torch.dtype, gguf_file: str | None = None) -> nn.Module:
+    """The reference's own reading of a checkpoint: from this directory alone, and never from a pickle.
+
+    What a checkpoint says about sampling is left out, as it would change greedy decoding too.
+    """
+    logging.disable_progress_bar()
+    cls: Any = layer_class(family.model_type, layer.reference)
+    module = cls.from_pretrained(
+        directory, dtype=dtype, gguf_file=gguf_file, local_files_only=True, use_safetensors=True
+    )
+    module.generation_config = GenerationConfig()
+    return module.eval()
+
+
+def tokenizer(directory: Path, gguf_file: str | None = None) -> Any:
+    """The tokenizer that lies in a directory, or in a GGUF file there."""
+    return AutoTokenizer.from_pretrained(directory, gguf_file=gguf_file, local_files_only=True)
 
 
 def _first(output: Any) -> Tensor:
