@@ -168,13 +168,27 @@ class Pretrained(nn.Module):
             raise ConfigError(f"{path / CONFIG_FILE}: {error}") from error
         tensors, rules = read_tensors(path), cls.weight_rules(config)
         try:
-            with torch.device("meta"):  # sizes that do not fit are found before memory is asked for
-                match(cls(config), tensors, rules)
+            match(_skeleton(cls, config, path, len(tensors)), tensors, rules)
         except WeightError as error:
             raise CheckpointError(f"{path}: {error}") from error
         model = cls(config).to(dtype or _widest(tensors))
         fill(model, tensors, rules)
         return model.eval()
+
+
+def _skeleton(model_class: type[P], config: Any, path: Path, tensors: int) -> P:
+    """The model without memory for its parameters, to find sizes that do not fit before memory is asked for."""
+    layers = getattr(config, "num_hidden_layers", 0)
+    if layers > tensors:
+        raise CheckpointError(
+            f"{path / CONFIG_FILE}: num_hidden_layers is {layers}, but the checkpoint holds {tensors} tensors in all;"
+            " correct the number, or download the missing shards"
+        )
+    try:
+        with torch.device("meta"):
+            return model_class(config)
+    except RuntimeError as error:  # torch's, where a number of elements overflows
+        raise ConfigError(f"{path / CONFIG_FILE}: no model has these sizes ({error}): correct them") from error
 
 
 def _widest(tensors: Mapping[str, Tensor]) -> torch.dtype:

@@ -6,8 +6,10 @@ most silent. So a configuration class names what it reads (its fields), what can
 of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) become one dictionary, as 5 spells it.
 """
 
+import math
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
@@ -27,6 +29,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+LARGEST_SIZE = 2**24  # of one axis, beyond any model, so that a wrong digit is found before memory is asked for
 LABELS, OUTPUTS, DECODING, TRAINING, ORIGIN = "labels", "outputs", "decoding", "training", "origin"
 
 GENERIC: Mapping[str, str] = {
@@ -74,7 +77,10 @@ class Config:
                 read[name] = value
             elif name in cls.ONLY:
                 if value != cls.ONLY[name]:
-                    raise ConfigError(f"{name} is {value!r}: this model computes {name} = {cls.ONLY[name]!r} only")
+                    raise ConfigError(
+                        f"{name} is {value!r}: this model computes {name} = {cls.ONLY[name]!r} only; take the"
+                        " class for such a model, or correct the field"
+                    )
             elif name not in cls.IRRELEVANT:
                 hint = nearest(name, known)
                 raise ConfigError(
@@ -85,28 +91,31 @@ class Config:
         missing = [field.name for field in fields(cls) if field.default is MISSING and field.name not in read]
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: {cls.__name__} has no default for it; add it")
-        return cls(**read)
+        return cls(**{field.name: _typed(field, read[field.name]) for field in fields(cls) if field.name in read})
 
     @classmethod
     def complete(cls, read: dict[str, Any]) -> None:
         """Fill in fields that follow from others where config.json leaves them out or null."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not _is_instance(value, field.type):
-                expected = getattr(field.type, "__name__", str(field.type))
-                raise ConfigError(f"{field.name} is {value!r}, which is no {expected}")
         for name in self.SIZES:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: a size is at least 1")
+            between(getattr(self, name), 1, LARGEST_SIZE, name)
 
 
-def _is_instance(value: Any, expected: Any) -> bool:
-    """As JSON has it: true is no number, and a whole number may stand for a real one."""
-    if isinstance(value, bool):
-        return expected is bool
-    return isinstance(value, expected | int if expected is float else expected)
+def _typed(field: Field, value: Any) -> Any:
+    """The value, if JSON's type is the field's: true is no number, and a whole number may stand for a real one."""
+    expected: Any = field.type
+    if expected is float and type(value) is int and abs(value) <= sys.maxsize:
+        return float(value)
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        wanted = getattr(expected, "__name__", str(expected))
+        raise ConfigError(f"{field.name} is {value!r}: it must be of type {wanted}; correct it")
+    return value
+
+
+def between(value: float | int, low: float | int, high: float | int, name: str) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}: it must be between {low} and {high}; correct it")
 
 
 def divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
@@ -127,7 +136,7 @@ def shared(read: Mapping[str, Any], whole: str, parts: str) -> int | None:
 def known_activation(name: str, field: str) -> None:
     if name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
-        raise ConfigError(f"{field} is {name!r}{nearest(name, ACTIVATIONS)}: known activations are {known}")
+        raise ConfigError(f"{field} is {name!r}{nearest(name, ACTIVATIONS)}: correct it to one of {known}")
 
 
 ROPE_FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -158,12 +167,12 @@ def with_rope_parameters(mapping: Mapping[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for source, found in (("rope_parameters", parameters), ("rope_scaling", scaling), ("the top level", spread)):
         if not isinstance(found, Mapping | None):
-            raise ConfigError(f"{source} is {found!r}: it must be an object of fields, or null")
+            raise ConfigError(f"{source} is {found!r}: correct it to an object of fields, or null")
         for name, value in _with_rope_type(found or {}, source).items():
             if merged.setdefault(name, value) != value:
                 raise ConfigError(
                     f"{name} is {merged[name]!r} in one place and {value!r} in {source}: the rope fields of"
-                    " transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) contradict each other"
+                    " transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) contradict; remove one of them"
                 )
     rest["rope_parameters"] = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA, **merged}
     return {name: value for name, value in rest.items() if name not in aside}
@@ -183,33 +192,35 @@ def check_rope(rope: Mapping[str, Any], head_dim: int, max_position_embeddings: 
     rope_type = rope.get("rope_type")
     if rope_type not in ROPE_TYPES:
         raise ConfigError(
-            f"rope_type is {rope_type!r}{nearest(str(rope_type), ROPE_TYPES)}: known types are {', '.join(ROPE_TYPES)}"
+            f"rope_type is {rope_type!r}{nearest(str(rope_type), ROPE_TYPES)}: correct it to one of"
+            f" {', '.join(ROPE_TYPES)}"
         )
     required, optional = ROPE_FIELDS[rope_type]
     if missing := sorted(required - rope.keys()):
-        raise ConfigError(f"rope_parameters lacks {', '.join(missing)}, which rope_type {rope_type!r} needs")
+        raise ConfigError(f"rope_parameters lacks {', '.join(missing)}, which rope_type {rope_type!r} needs: add it")
     readable = required | optional | ROPE_COMMON
     for name, value in rope.items():
         if name not in readable:
             raise ConfigError(
                 f"rope_parameters holds {name!r}{nearest(name, readable)}, which rope_type {rope_type!r} does not read:"
-                f" it reads {', '.join(sorted(readable))}"
+                f" remove it, or correct it to one of {', '.join(sorted(readable))}"
             )
         _check_rope_field(name, value)
     width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     if width % 2 or width < 2:
         raise ConfigError(
-            f"{width} of head_dim {head_dim} channels are rotated: they form pairs, so an even number is needed"
+            f"{width} of head_dim {head_dim} channels would be rotated, but they form pairs: correct head_dim, or"
+            " partial_rotary_factor, so that their number is even"
         )
     for name in ("short_factor", "long_factor"):
         if name in readable and len(rope[name]) != width // 2:
             raise ConfigError(
-                f"{name} holds {len(rope[name])} numbers: one for each of the {width // 2} pairs is needed"
+                f"{name} holds {len(rope[name])} numbers: correct it to one for each of the {width // 2} pairs"
             )
     try:
         inverse_frequencies(rope, head_dim, max_position_embeddings)
     except (ArithmeticError, ValueError) as error:
-        raise ConfigError(f"rope_parameters {dict(rope)} define no frequencies: {error}") from error
+        raise ConfigError(f"rope_parameters {dict(rope)} define no frequencies ({error}): correct them") from error
 
 
 def _check_rope_field(name: str, value: Any) -> None:
@@ -222,8 +233,8 @@ def _check_rope_field(name: str, value: Any) -> None:
     else:
         valid, wanted = _is_positive(value), "a positive number"
     if not valid:
-        raise ConfigError(f"{name} in rope_parameters is {value!r}: it must be {wanted}")
+        raise ConfigError(f"{name} in rope_parameters is {value!r}: correct it to {wanted}")
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

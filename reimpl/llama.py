@@ -3,6 +3,7 @@
 Parameters carry the names that they have in a checkpoint.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from reimpl.attention import Attention
 from reimpl.cache import GrowingCache
-from reimpl.config import GENERIC, Config, check_rope, divides, known_activation, shared
+from reimpl.config import GENERIC, Config, between, check_rope, divides, known_activation, shared
 from reimpl.decoder import CausalLM, Decoder
 from reimpl.feedforward import GatedFeedForward
 from reimpl.mask import Mask
@@ -34,7 +35,6 @@ class LlamaConfig(Config):
         "num_attention_heads",
         "num_key_value_heads",
         "head_dim",
-        "max_position_embeddings",
     )
 
     vocab_size: int
@@ -63,6 +63,11 @@ class LlamaConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        between(self.max_position_embeddings, 1, sys.maxsize, "max_position_embeddings")
+        between(self.rms_norm_eps, 0, 1, "rms_norm_eps")
+        between(self.attention_dropout, 0, 1, "attention_dropout")
+        if self.pad_token_id is not None:
+            between(self.pad_token_id, -self.vocab_size, self.vocab_size - 1, "pad_token_id")
         divides(self.num_key_value_heads, self.num_attention_heads, "num_key_value_heads", "num_attention_heads")
         known_activation(self.hidden_act, "hidden_act")
         check_rope(self.rope_parameters, self.head_dim, self.max_position_embeddings)
