@@ -4,7 +4,7 @@ A rule takes the tensors it names out of what is left and gives those they becom
 name. Nothing passes in silence: a tensor left over, a parameter not filled and a shape that differs are errors.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -79,23 +79,38 @@ class Split:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Several tensors on disk, one in the module with a new first axis, as the experts of a layer are."""
+    """Several tensors on disk, one in the module with a new first axis, as the experts of a layer are.
 
-    disk: tuple[str, ...]
+    Where a slice of that axis is itself made of several tensors, one below the other as gate and up projections are,
+    `disk` holds a tuple of their names.
+    """
+
+    disk: tuple[str | tuple[str, ...], ...]
     module: str
 
     def to_module(self, disk: Tensors) -> Tensors:
-        parts = [take(disk, name) for name in self.disk]
-        for name, part in zip(self.disk, parts, strict=True):
+        names = [name for slice_names in self._slices for name in slice_names]
+        parts = [take(disk, name) for name in names]
+        for name, part in zip(names, parts, strict=True):
             if part.shape != parts[0].shape:
                 raise WeightError(
-                    f"tensor {name!r} has shape {tuple(part.shape)}, but {self.disk[0]!r}, which stands beside it in"
+                    f"tensor {name!r} has shape {tuple(part.shape)}, but {names[0]!r}, which stands beside it in"
                     f" {self.module!r}, has {tuple(parts[0].shape)}"
                 )
-        return {self.module: torch.stack(parts)}
+        stacked = torch.stack(parts)
+        if isinstance(self.disk[0], tuple):
+            stacked = stacked.unflatten(0, (len(self.disk), -1)).flatten(1, 2)
+        return {self.module: stacked}
 
     def to_disk(self, module: Tensors) -> Tensors:
-        return dict(zip(self.disk, take(module, self.module).unbind(), strict=True))
+        disk: Tensors = {}
+        for names, part in zip(self._slices, take(module, self.module).unbind(), strict=True):
+            disk |= zip(names, part.chunk(len(names)), strict=True)
+        return disk
+
+    @property
+    def _slices(self) -> list[tuple[str, ...]]:
+        return [(names,) if isinstance(names, str) else names for names in self.disk]
 
 
 @dataclass(frozen=True)
@@ -157,6 +172,18 @@ def take(tensors: Tensors, name: str) -> Tensor:
             f"tensor {name!r} is missing; the checkpoint is incomplete, or its config is of another model"
         )
     return tensors.pop(name)
+
+
+def below(rules: Iterable[Rule], prefix: str) -> tuple[Rule, ...]:
+    """The rules that name tensors on disk whose names begin so: those of a part of a model."""
+    return tuple(rule for rule in rules if any(name.startswith(prefix) for name in _on_disk(rule)))
+
+
+def _on_disk(rule: Rule) -> Iterator[str]:
+    """The tensors on disk that a rule names."""
+    names = getattr(rule, "disk", ())
+    for each in (names,) if isinstance(names, str) else names:
+        yield from (each,) if isinstance(each, str) else each
 
 
 def to_module(disk: Mapping[str, Tensor], rules: Iterable[Rule] = ()) -> Tensors:

@@ -15,6 +15,7 @@ from reimpl.weights import (
     Tied,
     Transposed,
     WeightError,
+    below,
     fill,
     to_disk,
     to_module,
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     Split("c_attn.weight", ("q.weight", "k.weight", "v.weight"), (8, 4, 4)),
     Split("c_fused.bias", ("gate.bias", "fused.bias"), (3, 2)),
     Stacked(("experts.0.w1", "experts.1.w1", "experts.2.w1"), "experts.w1"),
+    Stacked((("experts.0.gate", "experts.0.up"), ("experts.1.gate", "experts.1.up")), "experts.gate_up"),
     Permuted("rope.weight", "turned.weight", tuple(half_order(HEAD_DIM).tolist())),
 )
 
@@ -42,6 +44,11 @@ def on_disk() -> dict[str, Tensor]:
         "c_attn.weight": drawn(16, 5),
         "c_fused.bias": drawn(5),
         **{f"experts.{expert}.w1": drawn(3, 4) + expert for expert in range(3)},
+        **{
+            f"experts.{expert}.{part}": drawn(3, 2) * 2**expert + len(part)
+            for expert in range(2)
+            for part in ("gate", "up")
+        },
         "rope.weight": drawn(HEAD_DIM, 3),
         "norm.weight": drawn(5),
     }
@@ -61,8 +68,16 @@ def test_each_rule_puts_numbers_where_it_says() -> None:
     assert torch.equal(module["k.weight"], disk["c_attn.weight"][8:12])
     assert torch.equal(module["fused.bias"], disk["c_fused.bias"][3:])
     assert torch.equal(module["experts.w1"][2], disk["experts.2.w1"])
+    assert torch.equal(module["experts.gate_up"][1, :3], disk["experts.1.gate"])
+    assert torch.equal(module["experts.gate_up"][1, 3:], disk["experts.1.up"])
     assert torch.equal(module["turned.weight"], disk["rope.weight"][[0, 2, 1, 3]])
     assert torch.equal(module["norm.weight"], disk["norm.weight"])  # no rule names it, so it keeps its name
+
+
+def test_the_rules_below_a_prefix_are_those_that_name_tensors_there() -> None:
+    assert below(RULES, "experts.1.") == (RULES[4], RULES[5])
+    assert below((Derived("inv_freq"), *RULES), "rope.") == RULES[-1:]
+    assert below(RULES, "lm_head.") == ()
 
 
 def test_a_conversion_leaves_its_argument_alone() -> None:
