@@ -101,7 +101,11 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _stays_inside(shard: str) -> bool:
     """Whether a name is that of a file in the directory itself, read as any system would read it."""
-    return bool(shard) and "\0" not in shard and shard == PurePosixPath(shard).name == PureWindowsPath(shard).name
+    return (
+        shard not in ("", "..")
+        and "\0" not in shard
+        and shard == PurePosixPath(shard).name == PureWindowsPath(shard).name
+    )
 
 
 def _read_shards(path: Path, weight_map: Mapping[str, str]) -> dict[str, Tensor]:
