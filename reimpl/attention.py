@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reimpl.cache import GrowingCache
+from reimpl.cache import CrossCache, GrowingCache
 from reimpl.mask import CAUSAL, Mask, causal
 from reimpl.precision import wide
 from reimpl.rope import Pairing, rotate
@@ -142,10 +142,49 @@ ScaledDotProduct = Callable[..., Tensor]
 IMPLEMENTATIONS: dict[str, ScaledDotProduct] = {"eager": eager, "fused": fused, "tiled": tiled}
 
 
-class Attention(nn.Module):
+class MultiHead(nn.Module):
+    """What every attention does with its queries, keys and values, however it came by them.
+
+    `attend` may be any function like those in `IMPLEMENTATIONS`. `upcast` computes scores and context in at least
+    float32, whatever comes in.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        implementation: str = "fused",
+        upcast: bool = False,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.dropout, self.upcast = head_dim, dropout, upcast
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.attend = IMPLEMENTATIONS[implementation]
+
+    def split(self, x: Float[Tensor, "batch seq channels"]) -> Float[Tensor, "batch heads seq dim"]:
+        """The channels as heads."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def mix(
+        self,
+        q: Float[Tensor, "batch heads q dim"],
+        k: Float[Tensor, "batch kv_heads k dim"],
+        v: Float[Tensor, "batch kv_heads k value_dim"],
+        mask: Mask,
+    ) -> Float[Tensor, "batch q channels"]:
+        """The context of every query, its heads joined."""
+        dtype, dropout = q.dtype, self.dropout if self.training else 0.0
+        if self.upcast:
+            q, k, v = q.to(wide(q)), k.to(wide(k)), v.to(wide(v))
+        context = self.attend(q, k, v, mask, self.scale, dropout=dropout)
+        return context.to(dtype).transpose(1, 2).flatten(2)
+
+
+class Attention(MultiHead):
     """Grouped-query attention of a sequence to itself; multi-head where kv_heads == heads, multi-query where it is 1.
 
-    Rotated keys enter the cache. `attend` may be any function like those in `IMPLEMENTATIONS`.
+    Rotated keys enter the cache.
     """
 
     def __init__(
@@ -159,9 +198,8 @@ class Attention(nn.Module):
         implementation: str = "fused",
         pairing: Pairing = "half",
     ) -> None:
-        super().__init__()
-        self.head_dim, self.scale, self.dropout = head_dim, head_dim**-0.5, dropout
-        self.attend, self.pairing = IMPLEMENTATIONS[implementation], pairing
+        super().__init__(head_dim, dropout=dropout, implementation=implementation)
+        self.pairing = pairing
         self.q_proj = nn.Linear(size, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(size, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(size, kv_heads * head_dim, bias=bias)
@@ -179,8 +217,7 @@ class Attention(nn.Module):
             q, k = self.turn(q, k, *rotary)
         if cache is not None:
             k, v = cache.append(k, v)
-        context = self.attend(q, k, v, mask, self.scale, dropout=self.dropout if self.training else 0.0)
-        return self.o_proj(context.transpose(1, 2).flatten(2))
+        return self.o_proj(self.mix(q, k, v, mask))
 
     def project(
         self, x: Float[Tensor, "batch seq size"]
@@ -190,7 +227,7 @@ class Attention(nn.Module):
         Float[Tensor, "batch kv_heads seq dim"],
     ]:
         """Queries, keys and values of each head, before rotation."""
-        return self._split(self.q_proj(x)), self._split(self.k_proj(x)), self._split(self.v_proj(x))
+        return self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
 
     def turn(
         self,
@@ -202,8 +239,32 @@ class Attention(nn.Module):
         """Queries and keys, rotated by the angles of their positions."""
         return rotate(q, cos, sin, self.pairing), rotate(k, cos, sin, self.pairing)
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+class CrossAttention(MultiHead):
+    """Attention of a sequence to another, the memory that an encoder left (Vaswani et al. 2017, section 3.2.3).
+
+    The mask tells the memory's tokens from its padding; nothing is causal. A cache keeps the memory's keys and values,
+    computed in the first call. A subclass has the projections.
+    """
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq size"],
+        memory: Float[Tensor, "batch memory memory_size"],
+        mask: Mask = None,
+        cache: CrossCache | None = None,
+    ) -> Float[Tensor, "batch seq channels"]:
+        k, v = self.project(memory) if cache is None else cache.recall(lambda: self.project(memory))
+        return self.mix(self.query_heads(x), k, v, mask)
+
+    def query_heads(self, x: Float[Tensor, "batch seq size"]) -> Float[Tensor, "batch heads seq dim"]:
+        raise NotImplementedError
+
+    def project(
+        self, memory: Float[Tensor, "batch memory memory_size"]
+    ) -> tuple[Float[Tensor, "batch heads memory dim"], Float[Tensor, "batch heads memory dim"]]:
+        """Keys and values of the memory."""
+        raise NotImplementedError
 
 
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 Four kinds: `GrowingCache` keeps every key and value, `SlidingCache` the last window - 1 of them, `LatentCache` the
 compressed keys and values of multi-head latent attention (DeepSeek-V2, section 2.1), `CrossCache` the projected memory
-of an encoder, computed once. `Cache` holds one of them per layer.
+of an encoder, computed once. `Cache` holds one of them per layer; a decoder layer that has both its own tokens and a
+memory to keep holds a `Cache` of two, a `DecoderCache`.
 
 Two choices hold for all of them, and implementations differ in both:
 
@@ -238,6 +239,12 @@ class CrossCache(GrowingCache):
             raise ValueError(f"a memory of {self.length} tokens is cached already; reset() the cache for another one")
         return self._append(keys, values)
 
+    def recall(
+        self, project: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Float[Tensor, "batch kv_heads length head_dim"], Float[Tensor, "batch kv_heads length value_dim"]]:
+        """The memory's keys and values, which `project` computes unless they are there."""
+        return self.held if self.length else self.append(*project())
+
     def crop(self, length: int) -> None:
         """The memory does not depend on how many tokens were decoded."""
 
@@ -245,16 +252,16 @@ class CrossCache(GrowingCache):
 class Cache:
     """The caches of all layers, in order. What is done to it is done to each of them."""
 
-    def __init__(self, layers: Iterable[LayerCache]):
+    def __init__(self, layers: Iterable["LayerCache | Cache"]):
         self.layers = list(layers)
 
-    def __getitem__(self, layer: int) -> LayerCache:
+    def __getitem__(self, layer: int) -> "LayerCache | Cache":
         return self.layers[layer]
 
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __iter__(self) -> Iterator[LayerCache]:
+    def __iter__(self) -> Iterator["LayerCache | Cache"]:
         return iter(self.layers)
 
     @property
@@ -281,3 +288,11 @@ class Cache:
     def reset(self) -> None:
         for layer in self.layers:
             layer.reset()
+
+
+class DecoderCache(Cache):
+    """The two caches of one decoder layer that attends to a memory: of its own tokens, and of the memory's."""
+
+    def __init__(self, capacity: int | None = None):
+        self.own, self.cross = GrowingCache(capacity), CrossCache()
+        super().__init__((self.own, self.cross))
