@@ -14,6 +14,7 @@ from parity.reference import Tables, cast
 from parity.scenario import AxisValue
 from reimpl.attention import IMPLEMENTATIONS
 from reimpl.cache import Cache, GrowingCache, SlidingCache
+from reimpl.weights import below, slots
 
 
 class Candidate:
@@ -25,6 +26,8 @@ class Candidate:
         self.family, self.layer, self.dtype, self.config = family, layer, dtype, config
         self.module: Any = cast(layer.candidate(config), dtype).eval()
         self.parameters = dict(self.module.named_parameters())
+        self.slots, self.place = slots(self.module), layer.at
+        self.rules = below(family.rules(config), layer.at)
         if "attend" in point:
             attend_with(self.module, str(point["attend"]))
 

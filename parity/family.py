@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from parity.scenario import AxisValue, ScenarioError
+from reimpl.weights import Rule
 
 
 class FamilyError(ValueError):
@@ -50,6 +51,10 @@ def _no_window(config: Any) -> int | None:
     return None
 
 
+def _same_names(config: Any) -> Sequence[Rule]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Layer:
     """A candidate layer and its reference.
@@ -66,6 +71,7 @@ class Layer:
             scores would be so large that the reference itself is wrong by its own size.
         window: the sliding window of this layer under a configuration.
         generates: whether it continues a text, token by token.
+        routes: whether it sends tokens to experts.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Layer:
     scales: tuple[float, ...] = (1.0, 1e-3, 1e2)
     window: Callable[[Any], int | None] = _no_window
     generates: bool = False
+    routes: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -95,6 +102,7 @@ class Family:
         layers: bottom up.
         rotary: the reference's class of rotary tables, which the layers below the model are called with.
         causal: whether a token sees only what came before it.
+        rules: how names on disk become names in our whole model, where they differ.
         implementations: the reference's own ways to compute, as private fields of its configuration; the first one,
             unfused, is the one that the truth is taken from, all of them make the yardstick.
     """
@@ -106,6 +114,7 @@ class Family:
     layers: tuple[Layer, ...]
     rotary: str | None = None
     causal: bool = True
+    rules: Callable[[Any], Sequence[Rule]] = _same_names
     implementations: tuple[Mapping[str, str], ...] = (
         {"_attn_implementation": "eager"},
         {"_attn_implementation": "sdpa"},

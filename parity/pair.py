@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cached_property, lru_cache
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from parity.oracle import lifted
 from parity.reference import Reference
 from parity.scenario import DTYPES, AxisValue, Scenario
 from parity.tiny import draw, initialise
+from reimpl.weights import to_disk, to_module
 
 Side = Reference | Candidate
 
@@ -60,8 +62,8 @@ class Pair:
     def plan(self) -> initialise.Plan:
         """How the weights are drawn: a distribution for every tensor, by the role that its name on disk tells."""
         shapes = {
-            self.layer.at + name: tuple(parameter.shape)
-            for name, parameter in self.reference(torch.float64).parameters.items()
+            self.layer.at + name: tuple(slot.shape)
+            for name, slot in on_disk(self.reference(torch.float64), self.reference(torch.float64).slots).items()
         }
         return initialise.plan(shapes, self.family.model_type)
 
@@ -75,18 +77,19 @@ class Pair:
         """Fill one side with the weights of a seed, unless it holds them, and wind its rotary tables back.
 
         Raises:
-            KeyError: if the side has a parameter that the checkpoint lacks, naming it.
+            KeyError, WeightError: if the side has a parameter that the checkpoint lacks, naming it.
         """
-        if self._filled.get(side) != seed and side.parameters:
+        if self._filled.get(side) != seed and side.slots:
             self.load(side, initialise.fill(self.plan, seed), seed)
         if self._remembers:
             self._rewind(side)
 
     def load(self, side: Side, weights: Mapping[str, Tensor], seed: int) -> None:
         """Write given weights, by their names on disk, into one side; it counts as filled with the seed."""
+        given = to_module(weights, side.rules) if side.rules else weights
         with torch.no_grad():
-            for name, parameter in side.parameters.items():
-                parameter.copy_(weights[self.layer.at + name])
+            for name, slot in side.slots.items():
+                slot.copy_(given[side.place + name])
         self._filled[side] = seed
 
     def forget(self) -> None:
@@ -114,10 +117,22 @@ class Pair:
             self._settled.add(key)
         return judgements
 
-    @property
+    @cached_property
     def implementations(self) -> Sequence[Mapping[str, str]]:
         """The reference's ways to compute, as far as they can differ in this layer."""
-        return self.family.implementations if self.layer.kind.attends else self.family.implementations[:1]
+        matters = {"_attn_implementation": self.layer.kind.attends, "_experts_implementation": self.layer.routes}
+        ways = [
+            {field: choice for field, choice in way.items() if matters[field]} for way in self.family.implementations
+        ]
+        return [way for index, way in enumerate(ways) if way not in ways[:index]]
+
+
+def on_disk(side: Side, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors of one side by the names, and in the shapes, that they have on disk, below the layer's place there."""
+    if not side.rules:
+        return tensors
+    converted = to_disk({side.place + name: tensor for name, tensor in tensors.items()}, side.rules)
+    return {name.removeprefix(side.layer.at): tensor for name, tensor in converted.items()}
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
@@ -161,20 +176,20 @@ def forward(side: Side, case: Case) -> Record:
 def gradients(side: Side, case: Case) -> Record:
     """Gradients of the input and of every parameter, through one pass over all tokens. A missing one counts as zero."""
     x = input_of(side, case)
-    leaves: dict[str, Tensor] = dict(side.parameters)
-    if x.is_floating_point():
-        x = x.detach().requires_grad_()
-        leaves = {"input": x} | leaves
+    inputs = {"input": x.detach().requires_grad_()} if x.is_floating_point() else {}
+    leaves = inputs | side.parameters
     with torch.no_grad():
         tables = tables_of(side, case)
-    output = side(case, Step(0, 0, case.scenario.length), x, tables, None)["output"]
+    output = side(case, Step(0, 0, case.scenario.length), inputs.get("input", x), tables, None)["output"]
     grads = torch.autograd.grad(
         output, list(leaves.values()), case.cotangent(output), allow_unused=True, materialize_grads=True
     )
-    record = Record([], [], [])
-    for name, value in zip(leaves, grads, strict=True):
-        valid = None if case.valid is None or name != "input" else case.valid[..., None]
-        _note(record, Quantity(f"gradient of {name}", "gradient"), value, valid)
+    of_leaf, record = dict(zip(leaves, grads, strict=True)), Record([], [], [])
+    for name in inputs:
+        valid = None if case.valid is None else case.valid[..., None]
+        _note(record, Quantity(f"gradient of {name}", "gradient"), of_leaf[name], valid)
+    for name, value in on_disk(side, {name: of_leaf[name] for name in side.parameters}).items():
+        _note(record, Quantity(f"gradient of {name}", "gradient"), value, None)
     return record
 
 
@@ -235,16 +250,16 @@ def hold_against(
     return judge(truth, candidate, [*references, *_run_disturbed(pair, case, measure, dtype)], dtype, name)
 
 
-DISTURBANCES = 8
+DISTURBANCES = 16
 
 
 def _run_disturbed(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) -> list[Record]:
     """The reference in a dtype, with every weight and input moved by at most one unit in the last place."""
     side, seed = pair.reference(dtype), case.scenario.seed
-    side.use(pair.family.implementations[0])
     weights = initialise.fill(pair.plan, seed) if side.parameters else {}
     records = []
-    for number in range(DISTURBANCES):
+    for number, implementation in zip(range(DISTURBANCES), cycle(pair.implementations), strict=False):
+        side.use(implementation)
         stream = f"disturbance {number}"
         moved = {name: _moved(value, dtype, seed, f"{stream} of {name}") for name, value in weights.items()}
         pair.load(side, moved, seed)

@@ -5,6 +5,7 @@
 | name of the cache argument | `past_key_values` | `past_key_values` | `cache` |
 | name of the cache in a model's output | `past_key_values` | `past_key_values` | `cache` |
 | `cache_position` | wanted | gone since 5.4 | gone |
+| names and shapes in memory | as on disk | its own, see `disk_rules` | its own |
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, DynamicCache, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
 from parity.case import Case, Step
 from parity.family import Family, Kind, Layer
+from reimpl.weights import Rule, Same, Stacked, slots
 
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "layer_past")
 Tables = tuple[Tensor, Tensor]
@@ -63,11 +66,74 @@ def frequency_functions(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
         ROPE_INIT_FUNCTIONS.update(original)
 
 
-def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast the parameters in place and leave the buffers, as loading a checkpoint in a dtype does."""
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
+def cast(module: nn.Module, dtype: torch.dtype, kept: Sequence[str] = ()) -> nn.Module:
+    """Cast the parameters in place and leave the buffers, as loading a checkpoint in a dtype does.
+
+    Those whose names end in one of `kept` stay in at least float32.
+    """
+    for name, parameter in module.named_parameters():
+        wide = any(f".{name}".endswith(f".{ending}") for ending in kept)
+        parameter.data = parameter.data.to(torch.promote_types(dtype, torch.float32) if wide else dtype)
     return module
+
+
+@memoize
+def kept_in_float32(model_type: str) -> tuple[str, ...]:
+    """How the names of parameters end that stay in float32 when a checkpoint is loaded in half precision."""
+    return tuple(
+        ending
+        for cls in vars(modeling(model_type)).values()
+        if isinstance(cls, type) and issubclass(cls, PreTrainedModel)
+        for ending in sorted(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    )
+
+
+@memoize
+def _conversions(model_type: str) -> tuple[Any, ...]:
+    """What the reference does to names and shapes when it reads a checkpoint; nothing before version 5."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    except ImportError:
+        return ()
+    return tuple(get_checkpoint_conversion_mapping(model_type) or ())
+
+
+def in_memory(model_type: str, name: str) -> str:
+    """What a module is called in the reference, by its name on disk."""
+    for conversion in _conversions(model_type):
+        if not hasattr(conversion, "operations"):
+            for disk, memory in zip(conversion.source_patterns, conversion.target_patterns, strict=True):
+                name = name.replace(disk, memory)
+    return name
+
+
+def _on_disk(model_type: str, name: str) -> str:
+    for conversion in _conversions(model_type):
+        if not hasattr(conversion, "operations"):
+            for disk, memory in zip(conversion.source_patterns, conversion.target_patterns, strict=True):
+                name = name.replace(memory, disk)
+    return name
+
+
+def disk_rules(model_type: str, tensors: Mapping[str, Tensor]) -> tuple[Rule, ...]:
+    """How tensors on disk become those of the reference, by their full names in memory.
+
+    Read from the reference's own table, which merges one tensor per expert on disk, gate above up, into one.
+    """
+    merged = [conversion for conversion in _conversions(model_type) if hasattr(conversion, "operations")]
+    rules: list[Rule] = []
+    for name, tensor in tensors.items():
+        for conversion in merged:
+            if name.endswith(conversion.target_patterns[0]):
+                stem = name.removesuffix(conversion.target_patterns[0])
+                parts = [_on_disk(model_type, stem + source) for source in conversion.source_patterns]
+                experts = (tuple(part.replace("*", str(expert)) for part in parts) for expert in range(len(tensor)))
+                rules.append(Stacked(tuple(experts), name))
+                break
+        else:
+            if (disk := _on_disk(model_type, name)) != name:
+                rules.append(Same(disk, name))
+    return tuple(rules)
 
 
 @memoize
@@ -85,8 +151,11 @@ class Reference:
         self.family, self.layer, self.dtype = family, layer, dtype
         self.config = deepcopy(config)
         self.use(family.implementations[0])
-        self.module: Any = cast(self._build(layer.reference, layer.arguments), dtype).eval()
+        kept = kept_in_float32(family.model_type)
+        self.module: Any = cast(self._build(layer.reference, layer.arguments), dtype, kept).eval()
         self.parameters = dict(self.module.named_parameters())
+        self.slots, self.place = slots(self.module), in_memory(family.model_type, layer.at)
+        self.rules = disk_rules(family.model_type, {self.place + name: slot for name, slot in self.slots.items()})
         self._rotary = self._build(family.rotary, None) if family.rotary and layer.kind is Kind.ATTENTION else None
 
     def _build(self, name: str, arguments: Callable[[Any], Mapping[str, Any]] | None) -> nn.Module:
