@@ -6,7 +6,9 @@ most a few times the error that the reference itself makes with any of its own i
     rms error <= 4 * yard        max error <= 8 * yard_max        both yards at least eps / 4
 
 Errors are relative to the root mean square of the truth; those of a gradient to no less than the root mean square of
-all the module's gradients, so that one which is zero by structure is not measured against its own rounding.
+all the module's gradients, so that one which is zero by structure is not measured against its own rounding. The
+reference may even get such a zero exactly, as the sum of terms that cancel to the last bit; then its error in the
+module's other gradients is the yardstick.
 """
 
 from __future__ import annotations
@@ -121,16 +123,28 @@ def judge(
     rms = _relative(rms.sqrt(), scale)
     largest = _relative(torch.segment_reduce(difference, "max", lengths=lengths, axis=0), scale)
     floor = TRUTH_BOUND / RMS_FACTOR if dtype is torch.float64 else torch.finfo(dtype).eps / 4
-    allowed_rms = RMS_FACTOR * _yard(rms, floor)
-    allowed_max = MAX_FACTOR * _yard(largest, floor)
+    vanishing = _vanishing(truth.quantities, target, lengths, scale[:, 0], dtype)
+    allowed_rms = RMS_FACTOR * _yard(rms, floor, vanishing)
+    allowed_max = MAX_FACTOR * _yard(largest, floor, vanishing)
     columns = zip(*(c.tolist() for c in (rms[:, 0], largest[:, 0], allowed_rms, allowed_max)), strict=True)
     return [Judgement(q, name, *numbers) for q, numbers in zip(truth.quantities, columns, strict=True)]
 
 
-def _yard(errors: Tensor, floor: float) -> Tensor:
+def _yard(errors: Tensor, floor: float, vanishing: Tensor) -> Tensor:
+    """The largest error of the references, per quantity; of all quantities, for those that vanish by structure."""
     if errors.shape[1] == 1:
         return torch.full_like(errors[:, 0], floor)
-    return errors[:, 1:].amax(dim=1).clamp(min=floor)
+    yard = errors[:, 1:].amax(dim=1).clamp(min=floor)
+    return torch.where(vanishing, yard.amax(), yard)
+
+
+def _vanishing(
+    quantities: Sequence[Quantity], target: Tensor, lengths: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Which gradients are zero to working precision beside the module's others."""
+    gradient = torch.tensor([quantity.verdict == "gradient" for quantity in quantities])
+    largest = torch.segment_reduce(target.abs(), "max", lengths=lengths)
+    return gradient & (largest < torch.finfo(dtype).eps * scale)
 
 
 def _relative(error: Tensor, scale: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +14,7 @@ from parity.compare import Judgement
 from parity.family import Family, FamilyError, Layer
 from parity.pair import Pair
 from parity.scenario import Scenario
+from parity.strategies import Pool
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Property:
         name: how it is chosen and reported.
         sentence: what holds.
         applies: whether it says anything about a layer of a family.
-        scenarios: draws scenarios for a layer, in the dtypes asked for.
+        scenarios: draws scenarios for a layer from a pool of configurations.
         judge: judges the candidate of a pair under a scenario.
         dtypes: the dtypes in which the property is stated.
     """
@@ -32,7 +33,7 @@ class Property:
     name: str
     sentence: str
     applies: Callable[[Family, Layer], bool]
-    scenarios: Callable[[Family, Layer, Sequence[str]], SearchStrategy[Scenario]]
+    scenarios: Callable[[Family, Layer, Pool], SearchStrategy[Scenario]]
     judge: Callable[[Pair, Scenario], list[Judgement]]
     dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
 

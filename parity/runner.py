@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import randrange
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
@@ -14,8 +15,11 @@ from parity.family import Family, Layer
 from parity.mismatch import Mismatch
 from parity.pair import pair_of
 from parity.property import Property
-from parity.scenario import Scenario
+from parity.scenario import Scenario, ScenarioError
+from parity.strategies import Pool
+from reimpl.config import ConfigError
 
+CONFIGURATIONS = 8  # drawn at least, and examples of each at most
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 
@@ -89,11 +93,16 @@ def hold(
         What was seen, with the smallest mismatch if there is one.
     """
     tally, start, profile = Tally(), time.perf_counter(), settings()
-    stated = [name for name in prop.dtypes if name in dtypes]
+    examples = examples or profile.max_examples
+    pool = Pool(
+        dtypes=tuple(name for name in prop.dtypes if name in dtypes),
+        seed=_pool_seed(seed, profile.derandomize),
+        size=max(CONFIGURATIONS, examples // CONFIGURATIONS),
+    )
 
     @settings(
         profile,
-        max_examples=examples or profile.max_examples,
+        max_examples=examples,
         phases=PHASES,
         database=None,
         report_multiple_bugs=False,
@@ -101,7 +110,7 @@ def hold(
         derandomize=seed is None and profile.derandomize,
         suppress_health_check=list(HealthCheck),
     )
-    @given(prop.scenarios(family, layer, stated))
+    @given(prop.scenarios(family, layer, pool))
     def holds(scenario: Scenario) -> None:
         check(prop, family, layer, scenario, tally)
         on_scenario()
@@ -109,6 +118,35 @@ def hold(
     try:
         (holds if seed is None else hypothesis_seed(seed)(holds))()
     except Mismatch as mismatch:
-        tally.mismatch = mismatch
+        tally.mismatch = simplest(mismatch)
     tally.seconds = time.perf_counter() - start
     return tally
+
+
+def _pool_seed(seed: int | None, derandomize: bool) -> int:
+    """The run's own seed where it has one, always the same where runs must repeat, else a new one."""
+    if seed is not None:
+        return seed
+    return 0 if derandomize else randrange(2**32)
+
+
+def simplest(mismatch: Mismatch) -> Mismatch:
+    """Shrink further what Hypothesis cannot, as it draws configurations whole: one axis or one case at a time."""
+    for smaller in _simpler(mismatch.scenario):
+        try:
+            check(mismatch.prop, mismatch.family, mismatch.layer, smaller)
+        except Mismatch as found:
+            return simplest(found)
+        except (ScenarioError, ConfigError):
+            continue  # not every point of the space is a configuration
+    return mismatch
+
+
+def _simpler(scenario: Scenario) -> Iterator[Scenario]:
+    """Scenarios that are one step simpler."""
+    if scenario.stack > 1:
+        yield replace(scenario, stack=1)
+    for axis in scenario.config:
+        yield replace(scenario, config=tuple(other for other in scenario.config if other != axis))
+    if len(scenario.dtypes) > 1:
+        yield from (scenario.only(name) for name in scenario.dtypes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,29 +13,41 @@ from parity.family import Family, Kind, Layer
 from parity.scenario import DTYPES, AxisValue, Scenario
 
 LONGEST = 12  # tokens of a row: past the windows of the tiny configurations, short enough for a dispatch-bound forward
-STACK = 8  # cases of one call; see `make bench` for what it saves
+STACK = 48  # cases of one call, as a call of a tiny layer costs hardly more with many rows; see `make bench`
 SEEDS = st.integers(0, 2**16 - 1)
 
 
-def configs(family: Family, layer: Layer) -> SearchStrategy[tuple[tuple[str, AxisValue], ...]]:
+@dataclass(frozen=True)
+class Pool:
+    """What a run draws from.
+
+    Attributes:
+        dtypes: the dtypes of every scenario.
+        seed: another seed, other configurations.
+        size: how many. A run draws few configurations and many cases of each, as building modules costs more than
+            calling them.
+    """
+
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    seed: int = 0
+    size: int = 8
+
+
+def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[tuple[tuple[str, AxisValue], ...]]:
     """Points of the configuration space, along the axes that matter to a layer, as what differs from the first choices.
 
-    One integer is drawn and read as mixed digits: a point costs one draw, and 0 is the simplest.
+    The first point is the simplest. Over the others every axis goes through its choices again and again, in an order of
+    its own, so that each choice appears in as few configurations as it can.
     """
+    shuffled = Random(f"{pool.seed} {family.model_type} {layer.name}")
     axes = [family.axis(name) for name in layer.axes]
-    total = 1
-    for axis in axes:
-        total *= len(axis.choices)
-
-    def point(number: int) -> tuple[tuple[str, AxisValue], ...]:
-        chosen = []
-        for axis in axes:
-            number, digit = divmod(number, len(axis.choices))
-            if digit:
-                chosen.append((axis.name, axis.choices[digit]))
-        return tuple(chosen)
-
-    return st.integers(0, total - 1).map(point)
+    orders = [shuffled.sample(axis.choices, len(axis.choices)) for axis in axes]
+    points = [
+        tuple((axis.name, order[number % len(order)]) for axis, order in zip(axes, orders, strict=True))
+        for number in range(pool.size - 1)
+    ]
+    simplest = {axis.name: axis.choices[0] for axis in axes}
+    return st.sampled_from([(), *(tuple((n, v) for n, v in point if simplest[n] != v) for point in points)])
 
 
 def schedules(longest: int = LONGEST) -> SearchStrategy[tuple[int, ...]]:
@@ -49,7 +62,7 @@ def scenarios(
     draw: DrawFn,
     family: Family,
     layer: Layer,
-    dtypes: Sequence[str] = tuple(DTYPES),
+    pool: Pool,
     schedule: SearchStrategy[tuple[int, ...]] | None = None,
     padded: bool = True,
     packed: bool = False,
@@ -65,7 +78,7 @@ def scenarios(
         far: whether the first position may be other than 0.
     """
     attends = layer.kind.attends
-    fields: dict[str, Any] = {"config": draw(configs(family, layer)), "dtypes": tuple(dtypes), "stack": stack}
+    fields: dict[str, Any] = {"config": draw(configs(family, layer, pool)), "dtypes": pool.dtypes, "stack": stack}
     if schedule is None:
         schedule = schedules() if attends and family.causal else st.integers(1, LONGEST).map(lambda n: (n,))
     fields["schedule"] = chunks = draw(schedule)

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from parity.bench import processor, settled
-from parity.bench.bars import Bar
 from parity.errors import BAD_INPUT
 from parity.table import write_atomically
 
@@ -36,7 +35,9 @@ def bench(
         table.add_row(bar.name, f"{bar.value:.4g}", bar.unit, bar.limit, bar.mark)
     console.print(table)
     if json_file is not None:
-        write_atomically(json_file, json.dumps({"processor": processor(), "bars": [bar.record() for bar in bars]}, indent=1))
+        write_atomically(
+            json_file, json.dumps({"processor": processor(), "bars": [bar.record() for bar in bars]}, indent=1)
+        )
     raise typer.Exit(0 if all(bar.holds for bar in bars) else 1)
 
 

@@ -28,8 +28,8 @@ class Bar:
     @property
     def limit(self) -> str:
         """The bar, as it is printed."""
-        limits = [f">= {self.least:g}"] * (self.least is not None) + [f"<= {self.most:g}"] * (self.most is not None)
-        return ", ".join(limits) or "-"
+        limits = {">=": self.least, "<=": self.most}
+        return ", ".join(f"{sign} {bar:g}" for sign, bar in limits.items() if bar is not None) or "-"
 
     @property
     def mark(self) -> str:

@@ -26,7 +26,7 @@ from parity.bench.bars import Bar
 from parity.candidate import Candidate
 from parity.case import Case, Step
 from parity.family import Family, Layer
-from parity.pair import Side, input_of, pair_of, tables_of
+from parity.pair import Side, input_of, tables_of
 from parity.profiles import load_profile
 from parity.reference import Reference
 from parity.runner import check, hold
@@ -60,7 +60,19 @@ def measure(model: str, console: Console) -> list[Bar]:
 
 def _first_case(model: str) -> float:
     """Wall time of a new process that verifies one case and ends."""
-    command = [sys.executable, "-m", "parity.cli", "run", model, "--layer", "norm", "--property", "forward", "--examples", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "parity.cli",
+        "run",
+        model,
+        "--layer",
+        "norm",
+        "--property",
+        "forward",
+        "--examples",
+        "1",
+    ]
     times = []
     for _ in range(3):
         start = time.perf_counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,12 +13,13 @@ from parity.family import Family, Layer
 from parity.pair import Pair, forward, hold_against, run_candidate, run_truth
 from parity.property import Property
 from parity.scenario import DTYPES, Scenario
+from parity.strategies import Pool
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """Splits in at least two chunks, before positions are rescaled: beyond, the reference itself depends on them."""
     split = strategies.schedules().map(lambda chunks: chunks if len(chunks) > 1 else (*chunks, 1))
-    return strategies.scenarios(family, layer, dtypes, schedule=split, far=False)
+    return strategies.scenarios(family, layer, pool, schedule=split, far=False)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:

@@ -6,7 +6,6 @@ Delicate operations run no coarser than the reference's, and nothing that the la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,11 +19,12 @@ from parity.family import Family, Layer
 from parity.pair import Pair, evaluate, forward, run_candidate, run_references
 from parity.property import Property
 from parity.scenario import DTYPES, Scenario
+from parity.strategies import Pool
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """Any scenario: chunks, padding, packed documents, positions far out."""
-    return strategies.scenarios(family, layer, dtypes, packed=True)
+    return strategies.scenarios(family, layer, pool, packed=True)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:

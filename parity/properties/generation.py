@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -17,27 +15,28 @@ from parity.oracle import lifted
 from parity.pair import Pair
 from parity.property import Property
 from parity.scenario import Scenario
+from parity.strategies import Pool
 
 NEW_TOKENS = 5
 
 
 @st.composite
-def _prompts(draw: st.DrawFn, family: Family, layer: Layer, dtypes: Sequence[str]) -> Scenario:
+def _prompts(draw: st.DrawFn, family: Family, layer: Layer, pool: Pool) -> Scenario:
     length, batch = draw(st.integers(1, 8)), draw(st.integers(1, 3))
     padding = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
     return Scenario(
-        config=draw(strategies.configs(family, layer)),
+        config=draw(strategies.configs(family, layer, pool)),
         batch=batch,
         schedule=(length,),
         padding=padding,
         seed=draw(strategies.SEEDS),
-        dtypes=tuple(dtypes),
+        dtypes=pool.dtypes,
     )
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """Prompts of one or several rows, padded on the left."""
-    return _prompts(family, layer, dtypes)
+    return _prompts(family, layer, pool)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -13,13 +11,14 @@ from parity.family import Family, Kind, Layer
 from parity.pair import Pair, evaluate, gradients
 from parity.property import Property
 from parity.scenario import Scenario
+from parity.strategies import Pool
 
 _ONE_CHUNK = st.integers(1, strategies.LONGEST).map(lambda length: (length,))
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """One pass over all tokens."""
-    return strategies.scenarios(family, layer, dtypes, schedule=_ONE_CHUNK, stack=2)
+    return strategies.scenarios(family, layer, pool, schedule=_ONE_CHUNK, stack=8)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:

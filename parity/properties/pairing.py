@@ -6,7 +6,7 @@ of the rows of q and k, head by head, turns one into the other; the cached keys 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from parity.family import Family, Kind, Layer
 from parity.pair import Pair, forward, measured, run_truth
 from parity.property import Property
 from parity.scenario import Scenario
+from parity.strategies import Pool
 from parity.tiny import initialise
 from reimpl.rope import adjacent_from_half, half_from_adjacent, half_order
 
@@ -28,9 +29,9 @@ Weights = Mapping[str, Tensor]
 ROTATED = ("q_proj", "k_proj")
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """Any chunks and padding."""
-    return strategies.scenarios(family, layer, dtypes)
+    return strategies.scenarios(family, layer, pool)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:

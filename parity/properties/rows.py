@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from hypothesis.strategies import SearchStrategy
@@ -16,13 +16,14 @@ from parity.family import Family, Layer
 from parity.pair import Pair, forward, run_candidate
 from parity.property import Property
 from parity.scenario import Scenario
+from parity.strategies import Pool
 
 Change = tuple[str, Case, Record]
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """Padded and packed rows, in any chunks."""
-    return strategies.scenarios(family, layer, dtypes, packed=True, far=False, stack=2)
+    return strategies.scenarios(family, layer, pool, packed=True, far=False, stack=2)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -14,21 +12,22 @@ from parity.family import Family, Kind, Layer
 from parity.pair import Pair, evaluate, forward
 from parity.property import Property
 from parity.scenario import Scenario
+from parity.strategies import Pool
 
 FURTHEST = 131_072
 
 
 @st.composite
-def _short_long_short(draw: st.DrawFn, family: Family, layer: Layer, dtypes: Sequence[str]) -> Scenario:
+def _short_long_short(draw: st.DrawFn, family: Family, layer: Layer, pool: Pool) -> Scenario:
     length = draw(st.integers(1, 6))
     offset = draw(st.sampled_from((0, 10, 30, 100, 4000, FURTHEST - 6)))
-    config = draw(strategies.configs(family, layer))
-    return Scenario(config=config, schedule=(length,) * 3, offset=offset, dtypes=tuple(dtypes))
+    config = draw(strategies.configs(family, layer, pool))
+    return Scenario(config=config, schedule=(length,) * 3, offset=offset, dtypes=pool.dtypes)
 
 
-def scenarios(family: Family, layer: Layer, dtypes: Sequence[str]) -> SearchStrategy[Scenario]:
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
     """Three calls: the first positions, positions far out, the first again."""
-    return _short_long_short(family, layer, dtypes)
+    return _short_long_short(family, layer, pool)
 
 
 def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
