@@ -27,97 +27,66 @@ def allocate(shape: Sequence[int], like: Tensor) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-class Rows:
-    """A tensor that grows along its axis -2, the axis of the tokens: the rows from `start` to `end` of a storage.
+class LayerCache:
+    """What the caches of one layer share: two tensors that grow along their axis -2, the axis of the tokens.
 
-    `capacity` is the number of rows to allocate at first, where it is known; the first rows are kept as they come.
+    Both are the rows from `_start` to `_end` of a storage; those before `_shown` were handed out. `capacity` is the
+    number of rows to allocate at first, where it is known; the first rows are kept as they come.
     """
 
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity or 0
-        self.clear()
+        self.reset()
 
-    def clear(self) -> None:
-        self.storage: Tensor | None = None
-        self.start = self.end = self.shown = 0  # rows before `shown` were handed out
-
-    def __len__(self) -> int:
-        return self.end - self.start
+    def reset(self) -> None:
+        """Forget everything, the size of the batch too."""
+        self.length = 0
+        self._storage: tuple[Tensor, Tensor] | None = None
+        self._start = self._end = self._shown = 0
 
     @property
-    def filled(self) -> Tensor:
-        if self.storage is None:
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The two tensors, as far as they are filled."""
+        if self._storage is None:
             raise ValueError("nothing was appended to this cache yet, so it holds no tensor")
-        return self.storage.narrow(-2, self.start, len(self))
+        (first, second), rows = self._storage, self._end - self._start
+        return first.narrow(-2, self._start, rows), second.narrow(-2, self._start, rows)
 
-    def append(self, new: Tensor) -> Tensor:
-        """Add rows; all of them, old and new."""
-        if self.storage is None:
-            storage = self._hold(new)
-        elif torch.is_grad_enabled():
-            storage = self._hold(torch.cat([self.filled, new], dim=-2))
+    def _append(self, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Add rows to both tensors; all that they hold then."""
+        if self._storage is None:
+            self._hold(*new)
         else:
-            storage = self._write(self.storage, new)
-        self.shown = self.end
-        return storage.narrow(-2, self.start, len(self))
+            _check(self._storage, new)
+            if torch.is_grad_enabled():
+                self._hold(*(torch.cat(pair, dim=-2) for pair in zip(self.held, new, strict=True)))
+            else:
+                self._write(self._storage, new)
+        self._shown = self._end
+        self.length += new[0].shape[-2]
+        return self.held
 
-    def check(self, new: Tensor) -> None:
-        """Refuse rows of another shape: writing would broadcast a batch of one over all rows, in silence."""
-        held = new if self.storage is None else self.storage
-        if (*new.shape[:-2], new.shape[-1]) == (*held.shape[:-2], held.shape[-1]):
-            return
-        raise ValueError(
-            f"cannot append {tuple(new.shape)} to a cache that holds {tuple(self.filled.shape)}: all but the axis"
-            " of the tokens, the last but one, must agree; use a new cache, or reset() this one, for another batch"
-        )
+    def _write(self, storage: tuple[Tensor, Tensor], new: tuple[Tensor, ...]) -> None:
+        rows = new[0].shape[-2]
+        if self._end + rows > storage[0].shape[-2] or self._end < self._shown:
+            storage = self._move(rows)
+        storage[0].narrow(-2, self._end, rows).copy_(new[0])
+        storage[1].narrow(-2, self._end, rows).copy_(new[1])
+        self._end += rows
 
-    def _write(self, storage: Tensor, new: Tensor) -> Tensor:
-        rows = new.shape[-2]
-        if self.end + rows > storage.shape[-2] or self.end < self.shown:
-            storage = self._move(storage, rows)
-        storage.narrow(-2, self.end, rows).copy_(new)
-        self.end += rows
-        return storage
-
-    def _move(self, storage: Tensor, more: int) -> Tensor:
+    def _move(self, more: int) -> tuple[Tensor, Tensor]:
         """Go over to new storage, with room for `more` rows and as many again."""
-        rows, needed = len(self), len(self) + more
-        room = self.capacity if self.capacity >= needed else 2 * needed
-        moved = allocate((*storage.shape[:-2], room, storage.shape[-1]), storage)
-        moved.narrow(-2, 0, rows).copy_(storage.narrow(-2, self.start, rows))
-        self.storage, self.start, self.end, self.shown = moved, 0, rows, 0
-        return moved
+        held, rows = self.held, self._end - self._start
+        room = self.capacity if self.capacity >= rows + more else 2 * (rows + more)
+        first, second = (allocate((*old.shape[:-2], room, old.shape[-1]), old) for old in held)
+        first.narrow(-2, 0, rows).copy_(held[0])
+        second.narrow(-2, 0, rows).copy_(held[1])
+        self._storage, self._start, self._end = (first, second), 0, rows
+        return first, second
 
-    def _hold(self, rows: Tensor) -> Tensor:
-        """Keep a tensor without room to grow. It is never written to, so it may be the caller's."""
-        self.storage, self.start, self.end, self.shown = rows, 0, rows.shape[-2], rows.shape[-2]
-        return rows
-
-    def keep_first(self, rows: int) -> None:
-        self.end = self.start + min(rows, len(self))
-
-    def keep_last(self, rows: int) -> None:
-        self.start = self.end - min(rows, len(self))
-
-    def map_batch(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Replace the rows by a function of them that returns a new tensor and leaves the axis of the tokens alone."""
-        if self.storage is not None:
-            self._hold(function(self.filled))
-
-
-class LayerCache:
-    """What the caches of one layer share: two tensors that grow together, and operations on their batch axis."""
-
-    def __init__(self, capacity: int | None = None):
-        self._first, self._second = Rows(capacity), Rows(capacity)
-        self.length = 0
-
-    def _append(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        self._first.check(first)
-        self._second.check(second)
-        seen = self._first.append(first), self._second.append(second)
-        self.length += first.shape[-2]
-        return seen
+    def _hold(self, first: Tensor, second: Tensor) -> None:
+        """Keep tensors without room to grow. They are never written to, so they may be the caller's."""
+        self._storage, self._start, self._end = (first, second), 0, first.shape[-2]
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens, as when a draft is rejected."""
@@ -126,8 +95,7 @@ class LayerCache:
     def _crop(self, length: int, held: int) -> None:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop to {length} tokens: the cache has seen {self.length}")
-        self._first.keep_first(held)
-        self._second.keep_first(held)
+        self._end = min(self._end, self._start + held)
         self.length = length
 
     def select(self, rows: Int[Tensor, " kept"] | Bool[Tensor, " batch"]) -> None:
@@ -142,20 +110,19 @@ class LayerCache:
         """Each row of the batch `times` times, neighbours."""
         self._map_batch(lambda held: held.repeat_interleave(times, dim=0))
 
-    def reset(self) -> None:
-        """Forget everything, the size of the batch too."""
-        self._first.clear()
-        self._second.clear()
-        self.length = 0
-
-    @property
-    def held(self) -> tuple[Tensor, Tensor]:
-        """The two tensors, as far as they are filled."""
-        return self._first.filled, self._second.filled
-
     def _map_batch(self, function: Callable[[Tensor], Tensor]) -> None:
-        self._first.map_batch(function)
-        self._second.map_batch(function)
+        if self._storage is not None:
+            self._hold(*map(function, self.held))
+
+
+def _check(storage: tuple[Tensor, Tensor], new: tuple[Tensor, ...]) -> None:
+    """Refuse rows of another shape: writing would broadcast a batch of one over all rows, in silence."""
+    for there, rows in zip(storage, new, strict=True):
+        if rows.shape[:-2] != there.shape[:-2] or rows.shape[-1] != there.shape[-1]:
+            raise ValueError(
+                f"cannot append {tuple(rows.shape)} to a cache of {tuple(there.shape)}: all but the axis of the tokens,"
+                " the last but one, must agree; use a new cache, or reset() this one, for another batch"
+            )
 
 
 class GrowingCache(LayerCache):
@@ -163,11 +130,11 @@ class GrowingCache(LayerCache):
 
     @property
     def keys(self) -> Float[Tensor, "batch kv_heads length head_dim"]:
-        return self._first.filled
+        return self.held[0]
 
     @property
     def values(self) -> Float[Tensor, "batch kv_heads length value_dim"]:
-        return self._second.filled
+        return self.held[1]
 
     def append(
         self, keys: Float[Tensor, "batch kv_heads new head_dim"], values: Float[Tensor, "batch kv_heads new value_dim"]
@@ -194,14 +161,13 @@ class SlidingCache(GrowingCache):
     ) -> tuple[Float[Tensor, "batch kv_heads seen head_dim"], Float[Tensor, "batch kv_heads seen value_dim"]]:
         """Add the keys and values of new tokens; those of the new tokens and of the window before them."""
         seen = self._append(keys, values)
-        self._first.keep_last(self.window - 1)
-        self._second.keep_last(self.window - 1)
+        self._start = max(self._start, self._end - (self.window - 1))
         return seen
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens. Those that left the window are gone, so they must not be needed again."""
         needed = min(length, self.window - 1)
-        held = max(0, len(self._first) - (self.length - length))
+        held = max(0, self._end - self._start - (self.length - length))
         if held < needed:
             raise ValueError(
                 f"cannot crop from {self.length} to {length} tokens: the next token sees {needed} of those before it,"
@@ -215,11 +181,11 @@ class LatentCache(LayerCache):
 
     @property
     def latents(self) -> Float[Tensor, "batch length rank"]:
-        return self._first.filled
+        return self.held[0]
 
     @property
     def rope_keys(self) -> Float[Tensor, "batch length rope_dim"]:
-        return self._second.filled
+        return self.held[1]
 
     def append(
         self, latents: Float[Tensor, "batch new rank"], rope_keys: Float[Tensor, "batch new rope_dim"]
