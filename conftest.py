@@ -6,6 +6,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from parity.allocator import keep_memory
 from parity.profiles import EXAMPLES, load_profile
 
 pytest_plugins = ["pytester", "parity.meta.reasons"]
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[PROFILE] = load_profile()
     torch.set_num_threads(1)
+    keep_memory()
     if config.getoption("--parity-shapes") == "on":
         install_import_hook("reimpl", "beartype.beartype")
 

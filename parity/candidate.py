@@ -49,6 +49,10 @@ class Candidate:
         args, named = self.arguments(case, step, x, tables, cache)
         return self.output(self.module(*args, **named))
 
+    def generate(self, ids: Tensor, valid: Tensor | None, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
+        """Greedy generation, [rows, prompt + at most new_tokens]."""
+        return self.module.generate(ids, new_tokens, valid=valid, use_cache=use_cache, eos=eos)
+
     def output(self, returned: Any) -> dict[str, Tensor]:
         """What a forward returned, by name."""
         if self.layer.kind is Kind.ROTARY:

@@ -108,71 +108,65 @@ def judge(
     check_alike(candidate, references[0].values if references else truth.values)
     if not truth.values:
         return []
-    lengths = torch.tensor([value.numel() for value in truth.values])
-    target = _flat(truth.values)
-    runs = torch.stack([_flat(candidate.values), *(_flat(record.values) for record in references)], dim=1)
-    difference = (runs - target[:, None]).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
-    count: Tensor = lengths
-    if any(valid is not None for valid in truth.valid):
-        defined = _flat_valid(truth)
-        difference = torch.where(defined[:, None], difference, 0.0)
-        target = torch.where(defined, target, 0.0)
-        count = torch.segment_reduce(defined.double(), "sum", lengths=lengths)
-    scale = _scale(truth.quantities, target, lengths, count)[:, None]
-    rms = torch.segment_reduce(difference.square(), "sum", lengths=lengths, axis=0) / count.clamp(min=1)[:, None]
-    rms = _relative(rms.sqrt(), scale)
-    largest = _relative(torch.segment_reduce(difference, "max", lengths=lengths, axis=0), scale)
+    sizes, errors = _norms(truth, [candidate, *references])
+    scale = _scale(truth.quantities, sizes)
+    errors = torch.where(errors == 0, 0.0, errors / scale)  # where the truth is zero throughout, any error is infinite
+    ours, yards = errors[..., 0], errors[..., 1:]
     floor = TRUTH_BOUND / RMS_FACTOR if dtype is torch.float64 else torch.finfo(dtype).eps / 4
-    vanishing = _vanishing(truth.quantities, target, lengths, scale[:, 0], dtype)
-    allowed_rms = RMS_FACTOR * _yard(rms, floor, vanishing)
-    allowed_max = MAX_FACTOR * _yard(largest, floor, vanishing)
-    columns = zip(*(c.tolist() for c in (rms[:, 0], largest[:, 0], allowed_rms, allowed_max)), strict=True)
-    return [Judgement(q, name, *numbers) for q, numbers in zip(truth.quantities, columns, strict=True)]
+    yard = yards.amax(dim=-1).clamp(min=floor) if references else torch.full_like(ours, floor)
+    vanishing = _vanishing(truth.quantities, sizes, scale[:, 0, 0], dtype)[:, None]
+    yard = torch.where(vanishing, yard.amax(dim=0), yard)
+    allowed = yard * torch.tensor([RMS_FACTOR, MAX_FACTOR], dtype=torch.float64)
+    rows = torch.cat([ours, allowed], dim=1).tolist()
+    return [Judgement(quantity, name, *row) for quantity, row in zip(truth.quantities, rows, strict=True)]
 
 
-def _yard(errors: Tensor, floor: float, vanishing: Tensor) -> Tensor:
-    """The largest error of the references, per quantity; of all quantities, for those that vanish by structure."""
-    if errors.shape[1] == 1:
-        return torch.full_like(errors[:, 0], floor)
-    yard = errors[:, 1:].amax(dim=1).clamp(min=floor)
-    return torch.where(vanishing, yard.amax(), yard)
+def _norms(truth: Record, runs: Sequence[Record]) -> tuple[Tensor, Tensor]:
+    """The size of every quantity, [quantities, (rms, max, count)], and its errors, [quantities, (rms, max), runs].
+
+    A value that is not a number counts as infinitely wrong.
+    """
+    sizes, errors = [], []
+    for index, target in enumerate(truth.values):
+        target = target.detach().double()
+        difference = torch.stack([run.values[index].detach() for run in runs]).double().sub_(target)
+        count = target.numel()
+        if (valid := truth.valid[index]) is not None:
+            target, difference = target.where(valid, 0.0), difference.where(valid, 0.0)
+            count = int(valid.expand_as(target).sum())
+        each = max(count, 1) ** 0.5
+        sizes.append(torch.tensor([*_norm(target[None])[:, 0].tolist(), count], dtype=torch.float64))
+        errors.append(_norm(difference))
+        sizes[-1][0] /= each
+        errors[-1][0] /= each
+    return torch.stack(sizes), torch.stack(errors).nan_to_num(nan=math.inf)
 
 
-def _vanishing(
-    quantities: Sequence[Quantity], target: Tensor, lengths: Tensor, scale: Tensor, dtype: torch.dtype
-) -> Tensor:
+def _norm(tensors: Tensor) -> Tensor:
+    """The Euclidean and the largest norm of each of several tensors, [2, tensors]."""
+    flat = tensors.flatten(1)
+    if flat.shape[1] == 0:
+        return flat.new_zeros(2, len(flat))
+    largest = torch.linalg.vector_norm(flat, torch.inf, dim=1)
+    return torch.stack([torch.linalg.vector_norm(flat, dim=1), largest])
+
+
+def _gradients(quantities: Iterable[Quantity]) -> Tensor:
+    return torch.tensor([quantity.verdict == "gradient" for quantity in quantities])
+
+
+def _scale(quantities: Sequence[Quantity], sizes: Tensor) -> Tensor:
+    """What errors are relative to, [quantities, 1, 1]: the truth's rms, for a gradient at least the module's."""
+    scale, gradient = sizes[:, 0], _gradients(quantities)
+    if gradient.any():
+        squares, counts = (sizes[gradient, 0].square() * sizes[gradient, 2]).sum(), sizes[gradient, 2].sum()
+        scale = torch.where(gradient, scale.clamp(min=(squares / counts).sqrt()), scale)
+    return scale[:, None, None]
+
+
+def _vanishing(quantities: Sequence[Quantity], sizes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Which gradients are zero to working precision beside the module's others."""
-    gradient = torch.tensor([quantity.verdict == "gradient" for quantity in quantities])
-    largest = torch.segment_reduce(target.abs(), "max", lengths=lengths)
-    return gradient & (largest < torch.finfo(dtype).eps * scale)
-
-
-def _relative(error: Tensor, scale: Tensor) -> Tensor:
-    """An error in units of the truth; where the truth is zero throughout, any error at all is infinite."""
-    return torch.where(error == 0, 0.0, error / scale)
-
-
-def _scale(quantities: Iterable[Quantity], target: Tensor, lengths: Tensor, count: Tensor) -> Tensor:
-    squares = torch.segment_reduce(target.square(), "sum", lengths=lengths)
-    scale = (squares / count.clamp(min=1)).sqrt()
-    gradient = torch.tensor([quantity.verdict == "gradient" for quantity in quantities])
-    if not gradient.any():
-        return scale
-    whole = (squares[gradient].sum() / lengths[gradient].sum()).sqrt()
-    return torch.where(gradient, scale.clamp(min=whole), scale)
-
-
-def _flat(values: Sequence[Tensor]) -> Tensor:
-    return torch.cat([value.detach().reshape(-1) for value in values]).double()
-
-
-def _flat_valid(record: Record) -> Tensor:
-    return torch.cat(
-        [
-            torch.ones(value.numel(), dtype=torch.bool) if valid is None else valid.expand_as(value).reshape(-1)
-            for value, valid in zip(record.values, record.valid, strict=True)
-        ]
-    )
+    return _gradients(quantities) & (sizes[:, 1] < torch.finfo(dtype).eps * scale)
 
 
 def aligned(candidate: Record, truth: Record) -> Record:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity import family as families
 from parity import property as properties
+from parity.allocator import keep_memory
 from parity.family import Family, Layer
 from parity.mismatch import Mismatch
 from parity.profiles import load_profile
@@ -66,8 +67,7 @@ def _rows(
 
 def run(selection: Selection, examples: int | None, seed: int, json: Path | None, console: Console) -> int:
     """Run a selection, print its table, and return the exit code: 0 if all holds, 1 for a mismatch."""
-    torch.set_num_threads(1)
-    profile, start = load_profile(), time.perf_counter()
+    profile, start = prepare(), time.perf_counter()
     each = examples or settings().max_examples
     print_header(console, profile, each, seed)
     tallies = []
@@ -90,8 +90,7 @@ def run(selection: Selection, examples: int | None, seed: int, json: Path | None
 
 def run_scenario(selection: Selection, line: str, json: Path | None, console: Console) -> int:
     """Run one scenario through the properties selected, and return the exit code."""
-    torch.set_num_threads(1)
-    profile, start = load_profile(), time.perf_counter()
+    profile, start = prepare(), time.perf_counter()
     scenario = parse_scenario(line)
     print_header(console, profile, 1, scenario.seed)
     rows, tallies = [], []
@@ -106,6 +105,13 @@ def run_scenario(selection: Selection, line: str, json: Path | None, console: Co
         rows.append((family, layer, prop))
         tallies.append(tally)
     return _conclude(rows, tallies, time.perf_counter() - start, json, console)
+
+
+def prepare() -> str:
+    """Set a process up for runs: one thread, memory kept, the Hypothesis profile, whose name is returned."""
+    torch.set_num_threads(1)
+    keep_memory()
+    return load_profile()
 
 
 def _conclude(

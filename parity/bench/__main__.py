@@ -8,10 +8,10 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from parity.bench import processor, settled
+from parity.cli import console
 from parity.errors import BAD_INPUT
 from parity.table import write_atomically
 
@@ -25,15 +25,15 @@ def bench(
     torch.set_num_threads(1)
     from parity.bench import harness
 
-    console = Console(soft_wrap=True)
-    console.print(f"{processor()}, torch {torch.__version__}, one thread", highlight=False)
-    bars = harness.measure(model, console)
+    screen = console()
+    screen.print(f"{processor()}, torch {torch.__version__}, one thread", highlight=False)
+    bars = harness.measure(model)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("measure", "value", "unit", "bar", "holds"):
         table.add_column(name, no_wrap=True)
     for bar in bars:
         table.add_row(bar.name, f"{bar.value:.4g}", bar.unit, bar.limit, bar.mark)
-    console.print(table)
+    screen.print(table)
     if json_file is not None:
         write_atomically(
             json_file, json.dumps({"processor": processor(), "bars": [bar.record() for bar in bars]}, indent=1)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from parity import family as families
@@ -36,6 +36,14 @@ REPEATS = 7
 
 
 @dataclass(frozen=True)
+class Generation:
+    """One text that a run let a side generate."""
+
+    side: Side
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class Call:
     """One call that a run made: of a side, in a case, for a step, with or without autograd."""
 
@@ -46,7 +54,7 @@ class Call:
     differentiated: bool
 
 
-def measure(model: str, console: Console) -> list[Bar]:
+def measure(model: str) -> list[Bar]:
     """All measures of the harness over a family."""
     load_profile()
     family = families.load(model)
@@ -125,31 +133,38 @@ def _shares(family: Family) -> Iterator[Bar]:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Call]]:
+def recorded() -> Iterator[list[Call | Generation]]:
     """Note every call of a reference or a candidate."""
-    calls: list[Call] = []
-    originals = {cls: cls.__call__ for cls in (Reference, Candidate)}
+    calls: list[Call | Generation] = []
 
-    def noting(original: Any) -> Any:
+    def noting_call(original: Any) -> Any:
         def call(side: Any, case: Case, step: Step, x: Tensor, tables: Any = None, cache: Any = None) -> Any:
             calls.append(Call(side, case, step, cache is not None, torch.is_grad_enabled()))
             return original(side, case, step, x, tables, cache)
 
         return call
 
-    for cls, original in originals.items():
-        cls.__call__ = noting(original)  # type: ignore[method-assign]
-    try:
+    def noting_generation(original: Any) -> Any:
+        def generate(side: Any, *args: Any) -> Any:
+            calls.append(Generation(side, args))
+            return original(side, *args)
+
+        return generate
+
+    with pytest.MonkeyPatch.context() as patch:
+        for cls in (Reference, Candidate):
+            patch.setattr(cls, "__call__", noting_call(cls.__call__))
+            patch.setattr(cls, "generate", noting_generation(cls.generate))
         yield calls
-    finally:
-        for cls, original in originals.items():
-            cls.__call__ = original  # type: ignore[method-assign]
 
 
-def replay(calls: Sequence[Call]) -> float:
+def replay(calls: Sequence[Call | Generation]) -> float:
     """CPU seconds of the modules' own forwards and backwards in these calls."""
     spent, cache = 0.0, None
     for call in calls:
+        if isinstance(call, Generation):
+            spent += _generate(call)
+            continue
         if call.step.index == 0:
             cache = call.side.new_cache() if call.cached else None
         x = input_of(call.side, call.case)[:, call.step.start : call.step.stop]
@@ -173,3 +188,18 @@ def _backward(call: Call, x: Tensor, args: tuple[Any, ...], named: dict[str, Any
     output = call.side.output(call.side.module(*args, **named))["output"]
     torch.autograd.grad(output, leaves, call.case.cotangent(output), allow_unused=True)
     return time.process_time() - start
+
+
+def _generate(call: Generation) -> float:
+    """The forwards inside a generation: its decoder and its head; choosing tokens and counting them is not theirs."""
+    starts: list[float] = []
+    spent: list[float] = []
+    handles = []
+    for part in call.side.module.children():
+        handles.append(part.register_forward_pre_hook(lambda *_: starts.append(time.process_time())))
+        handles.append(part.register_forward_hook(lambda *_: spent.append(time.process_time() - starts.pop())))
+    with torch.no_grad():
+        call.side.generate(*call.args)
+    for handle in handles:
+        handle.remove()
+    return sum(spent)

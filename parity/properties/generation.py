@@ -67,7 +67,7 @@ def _candidate_tokens(pair: Pair, case: Case, use_cache: bool, eos: int | None) 
     side = pair.candidate(torch.float64)
     pair.ready(side, case.scenario.seed)
     with torch.no_grad():
-        return side.module.generate(case.ids, NEW_TOKENS, valid=case.valid, use_cache=use_cache, eos=eos)
+        return side.generate(case.ids, case.valid, NEW_TOKENS, use_cache, eos)
 
 
 def _differing(ours: Tensor, theirs: Tensor) -> float:
