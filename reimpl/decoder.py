@@ -71,16 +71,30 @@ def decoder_mask(
 
 
 class CausalLM(Pretrained):
-    """A decoder with a head that gives the next token's logits. A subclass names its configuration and its decoder."""
+    """A decoder with a head that gives the next token's logits. A subclass names its configuration and its decoder.
+
+    `BODY` and `EMBEDDINGS` are what a checkpoint calls the decoder and its embeddings, `DERIVED` how the names of
+    tensors end that old checkpoints hold though they follow from the configuration.
+    """
 
     DECODER: ClassVar[type[Any]]
+    BODY: ClassVar[str] = "model"
+    EMBEDDINGS: ClassVar[str] = "embed_tokens"
+    DERIVED: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.model = self.DECODER(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.add_module(self.BODY, self.DECODER(config))
+        embeddings = self.body.get_parameter(f"{self.EMBEDDINGS}.weight")
+        vocab, hidden = embeddings.shape
+        self.lm_head = nn.Linear(hidden, vocab, bias=False)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            self.lm_head.weight = embeddings
+
+    @property
+    def body(self) -> Any:
+        """The decoder."""
+        return getattr(self, self.BODY)
 
     def forward(
         self,
@@ -89,12 +103,13 @@ class CausalLM(Pretrained):
         positions: Int[Tensor, "#batch seq"] | None = None,
         cache: Cache | None = None,
         embeddings: Float[Tensor, "batch seq hidden"] | None = None,
+        **others: Tensor | None,
     ) -> Float[Tensor, "batch seq vocab"]:
         """Logits after every token. The arguments are those of the decoder."""
-        return self.lm_head(self.model(ids, valid, positions, cache, embeddings))
+        return self.lm_head(self.body(ids, valid, positions, cache, embeddings, **others))
 
     def make_cache(self, capacity: int | None = None) -> Cache:
-        return self.model.make_cache(capacity)
+        return self.body.make_cache(capacity)
 
     @torch.no_grad()
     def generate(
@@ -104,11 +119,13 @@ class CausalLM(Pretrained):
         valid: Bool[Tensor, "batch seq"] | None = None,
         use_cache: bool = True,
         eos: int | None = None,
+        **others: Tensor | None,
     ) -> Int[Tensor, "batch total"]:
         """Append the likeliest token again and again; the prompts with what followed.
 
         Prompts of different lengths are padded on the left, and `valid` says where. A row that has produced `eos` is
-        filled with the padding token (or with `eos` where the configuration has none).
+        filled with the padding token (or with `eos` where the configuration has none). The decoder gets `others`, as
+        an encoder's memory, at every step.
         """
         filler = eos if self.config.pad_token_id is None else self.config.pad_token_id
         valid = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
@@ -117,7 +134,7 @@ class CausalLM(Pretrained):
         for _ in range(max_new_tokens):
             new = slice(0 if cache is None else cache.length, None)
             positions = (valid.cumsum(-1) - 1).clamp(min=0)[:, new]
-            hidden = self.model(ids[:, new], valid, positions, cache)
+            hidden = self.body(ids[:, new], valid, positions, cache, **others)
             following = self.lm_head(hidden[:, -1]).argmax(-1)
             if eos is not None:
                 following = following.masked_fill(finished, filler)
@@ -130,7 +147,7 @@ class CausalLM(Pretrained):
 
     @classmethod
     def weight_rules(cls, config: Any) -> tuple[Rule, ...]:
-        derived = Derived("rotary_emb.inv_freq")
-        return (
-            (derived, Tied("lm_head.weight", "model.embed_tokens.weight")) if config.tie_word_embeddings else (derived,)
-        )
+        rules: list[Rule] = [Derived(ending) for ending in cls.DERIVED]
+        if config.tie_word_embeddings:
+            rules.append(Tied("lm_head.weight", f"{cls.BODY}.{cls.EMBEDDINGS}.weight"))
+        return tuple(rules)
