@@ -42,6 +42,14 @@ def padding(valid: Bool[Tensor, "batch k"]) -> Bool[Tensor, "batch 1 1 k"]:
     return valid[:, None, None, :]
 
 
+def bidirectional(valid: Bool[Tensor, "batch k"] | None, q_len: int) -> Bool[Tensor, "batch 1 q_len k"] | None:
+    """Every query attends to every key that is not padding, as within an encoder and from a decoder to its memory.
+
+    None where nothing is padding.
+    """
+    return None if valid is None or valid.all() else padding(valid).expand(-1, -1, q_len, -1)
+
+
 def packed(document: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch 1 seq seq"]:
     """A query attends to the keys of its own document only, several of which share a row."""
     return document[:, None, :, None] == document[:, None, None, :]
