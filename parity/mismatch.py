@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cached_property
+
+import torch
 
 from parity import reference
 from parity.compare import Judgement, worst
 from parity.family import Family, Layer
-from parity.pair import pair_of
+from parity.pair import Pair, pair_of
+from parity.patterns import describe, longer
 from parity.property import Property
-from parity.scenario import Scenario
+from parity.scenario import DTYPE_NAMES, DTYPES, Scenario
 from parity.trace import Divergence, locate
+
+SHOWN = 4  # names in one enumeration
+MEASURED = ("output", "cache", "gradient")  # verdicts whose error is a distance from the truth
+NAMES = {short: name for name, short in DTYPE_NAMES.items() if name != short}
 
 
 class Mismatch(AssertionError):
@@ -44,32 +51,49 @@ class Mismatch(AssertionError):
     @cached_property
     def divergence(self) -> Divergence | None:
         """Where the two sides first part, as far as a run in float64 shows it."""
-        pair = pair_of(self.family.model_type, self.layer.name, self.scenario.config)
-        return locate(pair, self.scenario)
+        return locate(self._pair, self.prop.case(self._pair, self.scenario))
+
+    @cached_property
+    def patterns(self) -> tuple[str, ...]:
+        """What the error looks like, as far as a run in float64 shows it."""
+        scenarios = (longer(self.scenario), self.scenario)
+        return describe(self._pair, (self.prop.case(self._pair, scenario) for scenario in scenarios))
+
+    @property
+    def _pair(self) -> Pair:
+        return pair_of(self.family.model_type, self.layer.name, self.scenario.config)
 
     def __str__(self) -> str:
-        return "\n".join([f"{self._headline()}", *(str(line) for line in self._lines())])
+        return "\n".join([self._headline(), *(f"  {label:<9} {text}" for label, text in self._lines())])
 
     def _headline(self) -> str:
-        what = " and ".join(self.verdicts) if self.verdicts else "candidate"
+        what = " and ".join(self.verdicts) or "candidate"
         verb = "differ" if len(self.verdicts) > 1 else "differs"
         return f"{self.family.model_type} / {self.layer.reference}   {what} {verb} from {reference.version()}"
 
-    def _lines(self) -> list[_Line]:
-        lines = [_Line("property", self.prop.sentence)]
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        yield "claim", self.prop.sentence
         if isinstance(self.failure, str):
-            lines.append(_Line("what", self.failure))
-        divergence = self.divergence
-        if divergence is not None:
-            lines.append(_Line("where", divergence.where))
-            lines += [_Line("pattern", pattern) for pattern in divergence.patterns]
-        if (failed := worst(self.failed)) is not None:
-            lines.append(_Line("size", _size(failed)))
-            others = [str(j.quantity) for j in self.failed if j is not failed]
-            if others:
-                lines.append(_Line("also", _few(list(dict.fromkeys(others)))))
-        lines += [_Line("smallest", repr_short(self.smallest)), _Line("again", self._again())]
-        return lines
+            yield "what", self.failure
+        yield "where", self._where()
+        measured = [judgement for judgement in self.failed if judgement.quantity.verdict in MEASURED]
+        largest = worst(measured)
+        if largest or self.patterns:
+            yield "size", "; ".join([*([_size(largest)] if largest else []), *self.patterns])
+        if others := [str(judgement.quantity) for judgement in measured if judgement is not largest]:
+            yield "also", _few(list(dict.fromkeys(others)))
+        yield "smallest", as_call(self.smallest)
+        yield "again", self._again()
+
+    def _where(self) -> str:
+        """As far as it is known: from a run in float64, from the precision of operations, from what was written to."""
+        known = [] if self.divergence is None else [self.divergence.where]
+        known += [_remark(judgement) for judgement in self.failed if judgement.quantity.verdict not in MEASURED]
+        if known:
+            return "; ".join(dict.fromkeys(known))
+        if all(judgement.dtype != "f64" for judgement in self.failed):
+            return "unknown: in float64 both sides are the same throughout, so they part in precision only"
+        return "unknown: one run of both sides is the same throughout"
 
     def _again(self) -> str:
         return (
@@ -78,30 +102,33 @@ class Mismatch(AssertionError):
         )
 
 
-@dataclass(frozen=True)
-class _Line:
-    label: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"  {self.label:<9} {self.text}"
+def _size(failed: Judgement) -> str:
+    if not failed.allowed:
+        return f"{failed.error:g}, and none is allowed ({failed.quantity})"
+    times = f"{failed.ratio:.0e} times the allowance of {failed.allowed:.0e}"
+    return f"{failed.error:.2g} relative, {times} ({failed.quantity}, {NAMES[failed.dtype]})"
 
 
-def _size(judgement: Judgement) -> str:
-    return (
-        f"{judgement.quantity}: {judgement.error:.2g} relative in {judgement.dtype}, allowed {judgement.allowed:.2g}"
-        f" ({judgement.ratio:.2g} times)"
-    )
+def _remark(failed: Judgement) -> str:
+    """What there is to say of a judgement which is no distance from the truth."""
+    if failed.quantity.verdict != "precision":
+        return str(failed.quantity)
+    used, wanted = (_dtype_of(eps) for eps in (failed.error, failed.allowed))
+    return f"{failed.quantity} in {used}, where the reference takes {wanted}"
 
 
-def _few(names: Sequence[str], shown: int = 4) -> str:
-    rest = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+def _dtype_of(eps: float) -> str:
+    return next(NAMES[name] for name, dtype in DTYPES.items() if torch.finfo(dtype).eps == eps)
 
 
-def repr_short(scenario: Scenario) -> str:
+def _few(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def as_call(scenario: Scenario) -> str:
     """The scenario as a call, with the fields that are not at their default."""
     default = Scenario()
-    fields = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    shown = [f"{name}={value!r}" for name, value in fields.items() if value != getattr(default, name)]
+    values = {field.name: getattr(scenario, field.name) for field in fields(Scenario)}
+    shown = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
     return f"Scenario({', '.join(shown)})"

@@ -1,54 +1,106 @@
-"""What the error of an output looks like: exact at the first positions, growing, a constant ratio, only some rows."""
+"""What the error of a layer looks like: exact at first, growing, a constant ratio, only some rows, only in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from parity.case import Case, Step
+from parity.case import Case
+from parity.compare import TRUTH_BOUND, Record, Unequal, judge
+from parity.pair import Pair, forward, run_candidate, run_truth
+from parity.scenario import Scenario
 
-EXACT = 1e-9  # float64 rounding stays far below; the smallest mistake that a test has to see is far above
-
-
-def describe(case: Case, step: Step, ours: Tensor, theirs: Tensor) -> tuple[str, ...]:
-    """The patterns of an error, as short phrases.
-
-    Args:
-        ours, theirs: [rows, tokens, ...], float64.
-    """
-    if ours.shape != theirs.shape or ours.ndim < 2:
-        return ()
-    return tuple(_patterns(case, step, ours.detach(), theirs.detach()))
+EXACT = 100 * TRUTH_BOUND  # far above rounding, and far below a mistake of which something is to be told
+GROWS = 0.8  # rank correlation of error and position
+MORE = 4  # tokens by which chunks are made longer
+F64 = torch.float64
 
 
-def _patterns(case: Case, step: Step, ours: Tensor, theirs: Tensor) -> Iterator[str]:
-    valid = torch.ones(ours.shape[:2], dtype=torch.bool)
-    if case.valid is not None:
-        valid = case.valid[:, step.start : step.stop]
-    scale = theirs[valid].square().mean().sqrt()
-    error = (ours - theirs).flatten(2).norm(dim=-1) / scale
-    error = torch.where(valid, error, torch.zeros(())).nan_to_num(nan=torch.inf)
-    if not (error > EXACT).any():
-        yield "the output is exact; only what leads to it, or the cache, differs"
+def longer(scenario: Scenario) -> Scenario:
+    """The scenario with longer chunks: a smallest one is the last place in which to see something grow."""
+    packing = scenario.packing and (*scenario.packing[:-1], scenario.packing[-1] + MORE)
+    return replace(scenario, schedule=tuple(chunk + MORE for chunk in scenario.schedule), packing=packing)
+
+
+def describe(pair: Pair, cases: Iterable[Case]) -> tuple[str, ...]:
+    """The patterns of the error in float64, as short phrases, in the first of the cases in which there is an error."""
+    return next(filter(None, (tuple(_patterns(pair, case)) for case in cases)), ())
+
+
+def _patterns(pair: Pair, case: Case) -> Iterator[str]:
+    truth = run_truth(pair, case, forward)
+    try:
+        candidate = run_candidate(pair, case, forward, F64)
+        wrong = {j.quantity.verdict for j in judge(truth, candidate, [], F64, "f64") if not j.holds}
+    except Unequal:
         return
-    yield from _by_token(error.amax(dim=0))
-    if case.valid is not None and (plain := case.valid.all(dim=1)).any() and not (error[plain] > EXACT).any():
-        yield "rows without padding are exact"
-    ratio = (ours[valid] * theirs[valid]).sum() / theirs[valid].square().sum()
-    if (ours[valid] - ratio * theirs[valid]).square().mean().sqrt() <= EXACT * scale * ratio.abs():
+    if wrong == {"cache"}:
+        yield "outputs are exact"
+    if "output" in wrong:
+        yield from _of_outputs(pair, case, _outputs(candidate), _outputs(truth))
+
+
+def _outputs(record: Record) -> Tensor:
+    """Everything that all steps returned, [rows, tokens, channels]."""
+    of_name: dict[str, list[Tensor]] = {}
+    for quantity, value in zip(record.quantities, record.values, strict=True):
+        if quantity.verdict == "output":
+            of_name.setdefault(quantity.name, []).append(value)
+    return torch.cat([torch.cat(values, dim=1) for values in of_name.values()], dim=-1)
+
+
+def _of_outputs(pair: Pair, case: Case, ours: Tensor, theirs: Tensor) -> Iterator[str]:
+    valid = torch.ones(ours.shape[:2], dtype=torch.bool) if case.valid is None else case.valid
+    wrong = _errors(ours, theirs, valid) > EXACT
+    if not wrong.any():
+        return
+    yield from _by_token(_errors(ours, theirs, valid), valid)
+    yield from _by_row(case, wrong.any(dim=1))
+    if len(case.steps) > 1 and not _errors(_in_one_pass(pair, case), theirs, valid).gt(EXACT).any():
+        yield "exact in one pass over all tokens"
+    ours, theirs = ours[valid], theirs[valid]
+    ratio = (ours * theirs).sum() / theirs.square().sum()
+    if (ours - ratio * theirs).square().mean().sqrt() <= EXACT * ours.square().mean().sqrt():
         yield f"a constant ratio of {ratio.item():.6g}"
+    elif torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, rtol=EXACT, atol=EXACT):
+        yield "the right numbers in another order"
 
 
-def _by_token(error: Tensor) -> Iterator[str]:
-    wrong = (error > EXACT).nonzero()[:, 0].tolist()
-    if len(error) == 1:
-        return
-    if wrong[0] == 1:
-        yield "position 0 exact"
-    elif wrong[0] > 1:
-        yield f"the first {wrong[0]} tokens exact"
-    rest = error[wrong[0] :]
-    if len(rest) > 2 and (rest[1:] > rest[:-1]).all():
+def _errors(ours: Tensor, theirs: Tensor, valid: Tensor) -> Tensor:
+    """The error of every token, [rows, tokens], relative to the truth's root mean square; 0 where it is padding."""
+    errors = (ours - theirs).square().mean(dim=-1).sqrt() / theirs[valid].square().mean().sqrt()
+    return errors.nan_to_num(nan=torch.inf).masked_fill(~valid, 0)
+
+
+def _in_one_pass(pair: Pair, case: Case) -> Tensor:
+    scenario = case.scenario
+    return _outputs(run_candidate(pair, pair.case(replace(scenario, schedule=(scenario.length,))), forward, F64))
+
+
+def _by_token(errors: Tensor, valid: Tensor) -> Iterator[str]:
+    """By the number of valid tokens before each."""
+    before = valid.cumsum(dim=1) - 1
+    of_token = torch.stack([errors[valid & (before == n)].amax() for n in range(int(before.max()) + 1)])
+    first = int((of_token > EXACT).nonzero()[0])
+    if first:
+        yield "the first token exact" if first == 1 else f"the first {first} tokens exact"
+    rest = of_token[first:]
+    if len(rest) >= MORE and torch.corrcoef(torch.stack([_ranks(rest), _ranks(torch.arange(len(rest)))]))[0, 1] > GROWS:
         yield "grows with position"
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return values.argsort().argsort().double()
+
+
+def _by_row(case: Case, wrong: Tensor) -> Iterator[str]:
+    if case.valid is not None:
+        plain = case.valid.all(dim=1)
+        if plain.any() and not wrong[plain].any():
+            yield "rows without padding exact"
+    first = torch.arange(len(wrong)) % case.scenario.batch == 0
+    if case.scenario.batch > 1 and len(wrong) == case.scenario.rows and not wrong[first].any():
+        yield "the first row exact"

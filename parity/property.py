@@ -10,6 +10,7 @@ from functools import cache
 
 from hypothesis.strategies import SearchStrategy
 
+from parity.case import Case
 from parity.compare import Judgement
 from parity.family import Family, FamilyError, Layer
 from parity.pair import Pair
@@ -28,6 +29,7 @@ class Property:
         scenarios: draws scenarios for a layer from a pool of configurations.
         judge: judges the candidate of a pair under a scenario.
         dtypes: the dtypes in which the property is stated.
+        case: makes the tensors of a scenario, where those of the scenario alone are not what is judged.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Property:
     scenarios: Callable[[Family, Layer, Pool], SearchStrategy[Scenario]]
     judge: Callable[[Pair, Scenario], list[Judgement]]
     dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
+    case: Callable[[Pair, Scenario], Case] = Pair.case
 
 
 @cache

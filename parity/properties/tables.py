@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from parity import strategies
+from parity.case import Case
 from parity.compare import Judgement
 from parity.family import Family, Kind, Layer
 from parity.pair import Pair, evaluate, forward
@@ -30,12 +31,16 @@ def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenar
     return _short_long_short(family, layer, pool)
 
 
-def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
-    """Judge the tables of all three calls on one module."""
-    case = pair.case(scenario)
+def case(pair: Pair, scenario: Scenario) -> Case:
+    """Three calls of one length: at the first positions, at the scenario's offset, at the first again."""
     near = torch.arange(scenario.schedule[0])
     positions = torch.cat([near, near + scenario.offset, near]).expand(scenario.rows, -1)
-    return evaluate(pair, scenario, (forward,), case.varied(positions=positions))
+    return pair.case(scenario).varied(positions=positions)
+
+
+def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
+    """Judge the tables of all three calls on one module."""
+    return evaluate(pair, scenario, (forward,), case(pair, scenario))
 
 
 PROPERTY = Property(
@@ -44,4 +49,5 @@ PROPERTY = Property(
     lambda family, layer: layer.kind is Kind.ROTARY,
     scenarios,
     judge,
+    case=case,
 )
