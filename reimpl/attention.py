@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reimpl.cache import CrossCache, GrowingCache
-from reimpl.mask import CAUSAL, Mask, causal
+from reimpl.mask import CAUSAL, Mask, MemoryMask, causal
 from reimpl.precision import wide
 from reimpl.rope import Pairing, rotate
 
@@ -251,7 +251,7 @@ class CrossAttention(MultiHead):
         self,
         x: Float[Tensor, "batch seq size"],
         memory: Float[Tensor, "batch memory memory_size"],
-        mask: Mask = None,
+        mask: MemoryMask = None,
         cache: CrossCache | None = None,
     ) -> Float[Tensor, "batch seq channels"]:
         k, v = self.project(memory) if cache is None else cache.recall(lambda: self.project(memory))
@@ -265,6 +265,12 @@ class CrossAttention(MultiHead):
     ) -> tuple[Float[Tensor, "batch heads memory dim"], Float[Tensor, "batch heads memory dim"]]:
         """Keys and values of the memory."""
         raise NotImplementedError
+
+
+def check_memory(memory: Tensor | None, crosses: bool) -> None:
+    """Refuse a memory that no layer attends to: it would be ignored."""
+    if memory is not None and not crosses:
+        raise ValueError("a memory is given, but no layer attends to it: set add_cross_attention, or leave it out")
 
 
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:

@@ -23,6 +23,7 @@ class Marker(Enum):
 
 CAUSAL: Final = Marker.CAUSAL
 Mask: TypeAlias = Bool[Tensor, "#batch #heads q k"] | Literal[Marker.CAUSAL] | None
+MemoryMask: TypeAlias = Bool[Tensor, "#batch #heads q memory"] | None
 
 
 def causal(q_len: int, k_len: int, device: torch.device | None = None) -> Bool[Tensor, "q_len k_len"]:
