@@ -1,29 +1,35 @@
 """What the models that generate text share: embeddings, layers, a final norm; then a head and greedy decoding."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from reimpl.cache import Cache, GrowingCache
+from reimpl.cache import Cache, GrowingCache, SlidingCache
 from reimpl.checkpoint import Pretrained
-from reimpl.mask import CAUSAL, Mask, causal, documents_from_positions, packed, padding
+from reimpl.mask import CAUSAL, Mask, causal, documents_from_positions, packed, padding, sliding
 from reimpl.weights import Derived, Rule, Tied
 
 
 class Decoder(nn.Module):
-    """norm(layers(embed(ids))), each token seeing itself and those before it."""
+    """norm(layers(embed(ids))), each token seeing itself and those before it, as far as the layer's window reaches."""
 
     def __init__(
-        self, embed_tokens: nn.Embedding, layers: Iterable[nn.Module], norm: nn.Module, rotary_emb: nn.Module
+        self,
+        embed_tokens: nn.Embedding,
+        layers: Iterable[nn.Module],
+        norm: nn.Module,
+        rotary_emb: nn.Module,
+        windows: Sequence[int | None] | None = None,
     ) -> None:
         super().__init__()
         self.embed_tokens = embed_tokens
         self.layers = nn.ModuleList(layers)
         self.norm = norm
         self.rotary_emb = rotary_emb
+        self.windows = (None,) * len(self.layers) if windows is None else tuple(windows)
 
     def forward(
         self,
@@ -41,17 +47,19 @@ class Decoder(nn.Module):
         """
         h = self.embed_tokens(ids) if embeddings is None else embeddings
         seen = 0 if cache is None else cache.length
-        mask = decoder_mask(h.shape[1], seen, valid, positions if cache is None else None, h.device)
+        told = positions if cache is None else None
+        masks = {each: decoder_mask(h.shape[1], seen, valid, told, h.device, each) for each in set(self.windows)}
         if positions is None:
             positions = torch.arange(seen, seen + h.shape[1], device=h.device)[None]
         rotary = self.rotary_emb(h, positions)
         for index, layer in enumerate(self.layers):
+            mask = masks[self.windows[index]]
             h = layer(h, rotary=rotary, mask=mask, cache=None if cache is None else cache[index])
         return self.norm(h)
 
     def make_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for this model, with room for `capacity` tokens where the number is known."""
-        return Cache(GrowingCache(capacity) for _ in self.layers)
+        return Cache(GrowingCache(capacity) if each is None else SlidingCache(each) for each in self.windows)
 
 
 def decoder_mask(
@@ -60,14 +68,23 @@ def decoder_mask(
     valid: Bool[Tensor, "batch total"] | None,
     positions: Int[Tensor, "#batch seq"] | None,
     device: torch.device,
+    window: int | None = None,
 ) -> Mask:
-    """Causal, less the keys that are padding and those of other documents; the marker where nothing is taken away."""
+    """Causal, less the keys that are padding, those of other documents and those that the window has left behind.
+
+    The marker where nothing is taken away. Of the tokens seen before, those are in the cache that the window reaches.
+    """
+    keys = new + (seen if window is None else min(seen, window - 1))
+    reach = CAUSAL if window is None or keys <= window else sliding(new, keys, window, device)
+    others = None
     if valid is not None:
-        return CAUSAL if valid.all() else causal(new, seen + new, device) & padding(valid)
-    if positions is not None:
+        others = None if valid[:, -keys:].all() else padding(valid[:, -keys:])
+    elif positions is not None:
         document = documents_from_positions(positions)
-        return CAUSAL if (document == document[:, :1]).all() else causal(new, new, device) & packed(document)
-    return CAUSAL
+        others = None if (document == document[:, :1]).all() else packed(document)
+    if others is None:
+        return reach if reach is CAUSAL else reach[None, None]
+    return others & (causal(new, keys, device) if reach is CAUSAL else reach)
 
 
 class CausalLM(Pretrained):

@@ -129,13 +129,17 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
 def _yarn_attention_factor(rope: Rope) -> float:
     """sqrt(1/t) = 0.1 ln(factor) + 1 (arXiv:2309.00071, section 3.4); a ratio of two such in DeepSeek-V2."""
 
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(rope.extension) + 1.0 if rope.extension > 1 else 1.0
-
     given, over, under = (rope.fields.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if given is not None:
         return float(given)
-    return magnitude(float(over)) / magnitude(float(under)) if over and under else magnitude(1.0)
+    if over and under:
+        return yarn_magnitude(rope.extension, float(over)) / yarn_magnitude(rope.extension, float(under))
+    return yarn_magnitude(rope.extension)
+
+
+def yarn_magnitude(extension: float, weight: float = 1.0) -> float:
+    """By how much queries and keys are enlarged, so that attention over an extended context stays as sharp."""
+    return 0.1 * weight * math.log(extension) + 1.0 if extension > 1 else 1.0
 
 
 def _longrope(rope: Rope) -> tuple[Tensor, float]:

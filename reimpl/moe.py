@@ -1,0 +1,171 @@
+"""Mixture of experts: a router sends each token to a few of many feed-forward layers (Shazeer et al. 2017, 1701.06538).
+
+Axes: t token, e expert, c one of the k choices of a token. Tokens are flat here, without batch.
+
+Two routers. Mixtral's takes a softmax over all experts, keeps the k likeliest and lets their weights sum to 1. That of
+DeepSeek-V3 scores every expert by itself with a sigmoid, adds a bias for the choice alone, and chooses within the
+groups of experts that score best.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reimpl.feedforward import activation
+from reimpl.precision import wide
+
+
+class Routing(NamedTuple):
+    """What a router decides: its logits, the experts chosen, and the weights of their outputs."""
+
+    logits: Float[Tensor, "tokens all_experts"]
+    experts: Int[Tensor, "tokens chosen"]
+    weights: Float[Tensor, "tokens chosen"]
+
+
+class TopKRouter(nn.Module):
+    """p = softmax(W x); the k largest, renormalised (Mixtral, Jiang et al. 2024, arXiv:2401.04088, section 2.1).
+
+    A softmax over the k largest logits gives the same weights. Logits have the dtype of `x`, weights at least float32.
+    """
+
+    def __init__(self, size: int, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.weight = nn.Parameter(torch.empty(experts, size))
+        nn.init.normal_(self.weight, std=size**-0.5)
+
+    def forward(self, x: Float[Tensor, "tokens size"]) -> Routing:
+        logits = F.linear(x, self.weight)
+        likeliest, experts = logits.softmax(-1, dtype=wide(x)).topk(self.chosen, dim=-1)
+        return Routing(logits, experts, likeliest / likeliest.sum(-1, keepdim=True))
+
+
+class GroupedRouter(nn.Module):
+    """s = sigmoid(W x); chosen by s + b in the best groups, weighted by s alone (DeepSeek-V3, 2412.19437, eq. 13-16).
+
+    A group scores the sum of its two best experts; those of other groups cannot be chosen, whatever their sign (section
+    2.1.2). The bias balances the load of the experts; no gradient reaches it. Everything is in at least float32,
+    parameters too, when the model is converted to half precision.
+    """
+
+    wide_parameters = True
+
+    def __init__(
+        self,
+        size: int,
+        experts: int,
+        chosen: int,
+        groups: int = 1,
+        chosen_groups: int = 1,
+        renormalise: bool = True,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.chosen, self.groups, self.chosen_groups = chosen, groups, chosen_groups
+        self.renormalise, self.factor = renormalise, factor
+        self.weight = nn.Parameter(torch.empty(experts, size))
+        nn.init.normal_(self.weight, std=size**-0.5)
+        self.register_buffer("e_score_correction_bias", torch.zeros(experts))
+
+    def forward(self, x: Float[Tensor, "tokens size"]) -> Routing:
+        dtype = wide(x)
+        logits = F.linear(x.to(dtype), self.weight.to(dtype))
+        scores = logits.sigmoid()
+        experts = self.choose(scores.detach() + self.get_buffer("e_score_correction_bias"))
+        weights = scores.gather(-1, experts)
+        if self.renormalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # zero where all scores underflow
+        return Routing(logits, experts, weights * self.factor)
+
+    def choose(self, biased: Float[Tensor, "tokens all_experts"]) -> Int[Tensor, "tokens chosen"]:
+        """The best experts of the best groups."""
+        if self.chosen_groups < self.groups:
+            grouped = biased.unflatten(-1, (self.groups, -1))
+            best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.chosen_groups, dim=-1).indices
+            others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            biased = grouped.masked_fill(others[..., None], -torch.inf).flatten(-2)
+        return biased.topk(self.chosen, dim=-1).indices
+
+
+class Experts(nn.Module):
+    """sum_c w_c down_e(act(gate_e(x)) * up_e(x)) over the experts e chosen for a token; weights of all experts stacked.
+
+    The rows of `gate_up_proj` are the gate's, then those of up. Tokens are sorted by expert, so each multiplies once.
+    """
+
+    def __init__(self, experts: int, size: int, hidden: int, act: str) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * hidden, size))
+        self.down_proj = nn.Parameter(torch.empty(experts, size, hidden))
+        nn.init.normal_(self.gate_up_proj, std=size**-0.5)
+        nn.init.normal_(self.down_proj, std=hidden**-0.5)
+        self.act = activation(act)
+
+    def forward(
+        self,
+        x: Float[Tensor, "tokens size"],
+        experts: Int[Tensor, "tokens chosen"],
+        weights: Float[Tensor, "tokens chosen"],
+    ) -> Float[Tensor, "tokens size"]:
+        outputs = self._of_one(x, experts) if len(x) == 1 else self._of_many(x, experts)
+        return torch.einsum("tc,tcd->td", weights, outputs.to(weights.dtype)).to(x.dtype)
+
+    def expert(self, x: Float[Tensor, "tokens size"], index: int) -> Float[Tensor, "tokens size"]:
+        """What one expert computes."""
+        gate, up = F.linear(x, self.gate_up_proj[index]).chunk(2, dim=-1)
+        return F.linear(self.act(gate) * up, self.down_proj[index])
+
+    def _of_one(self, x: Tensor, experts: Tensor) -> Tensor:
+        """A single token needs no sorting."""
+        return torch.cat([self.expert(x, index) for index in experts[0].tolist()])[None]
+
+    def _of_many(self, x: Tensor, experts: Tensor) -> Tensor:
+        """The outputs of each token's experts, [tokens, chosen, size]."""
+        chosen = experts.shape[1]
+        order = experts.flatten().argsort(stable=True)
+        sizes = experts.flatten().bincount(minlength=len(self.down_proj)).tolist()
+        parts = x[order // chosen].split(sizes)
+        outputs = torch.cat([self.expert(part, index) for index, part in enumerate(parts) if len(part)])
+        return outputs[order.argsort()].unflatten(0, (-1, chosen))
+
+
+@contextmanager
+def router_logits(model: nn.Module) -> Iterator[list[Float[Tensor, "tokens all_experts"]]]:
+    """Collects the logits of every router of a model, in the order of its layers, while the context lasts."""
+    logits: list[Tensor] = []
+
+    def note(router: nn.Module, args: tuple[Tensor], routing: Routing) -> None:
+        logits.append(routing.logits)
+
+    routers = [part for part in model.modules() if isinstance(part, TopKRouter | GroupedRouter)]
+    hooks = [router.register_forward_hook(note) for router in routers]
+    try:
+        yield logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def load_balancing_loss(
+    logits: Sequence[Float[Tensor, "tokens all_experts"]],
+    chosen: int,
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, ""]:
+    """experts * sum_e f_e P_e, least where all experts are used alike (Switch, Fedus et al. 2021, 2101.03961, eq. 4-6).
+
+    f_e is how many of a token's choices are the expert e, and P_e the probability it has, both averaged over all tokens
+    of all layers. `valid` tells tokens from padding, which does not count.
+    """
+    probabilities = torch.cat(list(logits)).softmax(-1)
+    experts = probabilities.topk(chosen, dim=-1).indices
+    used = torch.zeros_like(probabilities).scatter(-1, experts, 1)
+    if valid is not None:
+        counted = valid.flatten().repeat(len(logits))
+        probabilities, used = probabilities[counted], used[counted]
+    return probabilities.shape[-1] * (used.mean(0) * probabilities.mean(0)).sum()
