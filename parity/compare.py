@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,6 +45,18 @@ class Record:
     quantities: list[Quantity]
     values: list[Tensor]
     valid: list[Tensor | None]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The rms, the largest and the number of the entries that are defined, [quantities, 3]."""
+        sizes = []
+        for value, valid in zip(self.values, self.valid, strict=True):
+            value, count = value.detach().double(), value.numel()
+            if valid is not None:
+                value, count = value.where(valid, 0.0), int(valid.expand_as(value).sum())
+            norm, largest = _norm(value[None])[:, 0].tolist()
+            sizes.append((norm / max(count, 1) ** 0.5, largest, count))
+        return torch.tensor(sizes, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ def judge(
     check_alike(candidate, references[0].values if references else truth.values)
     if not truth.values:
         return []
-    sizes, errors = _norms(truth, [candidate, *references])
+    errors, sizes = _errors(truth, [candidate, *references]), truth.sizes
     scale = _scale(truth.quantities, sizes)
     errors = torch.where(errors == 0, 0.0, errors / scale)  # where the truth is zero throughout, any error is infinite
     ours, yards = errors[..., 0], errors[..., 1:]
@@ -121,25 +134,16 @@ def judge(
     return [Judgement(quantity, name, *row) for quantity, row in zip(truth.quantities, rows, strict=True)]
 
 
-def _norms(truth: Record, runs: Sequence[Record]) -> tuple[Tensor, Tensor]:
-    """The size of every quantity, [quantities, (rms, max, count)], and its errors, [quantities, (rms, max), runs].
-
-    A value that is not a number counts as infinitely wrong.
-    """
-    sizes, errors = [], []
-    for index, target in enumerate(truth.values):
-        target = target.detach().double()
-        difference = torch.stack([run.values[index].detach() for run in runs]).double().sub_(target)
-        count = target.numel()
-        if (valid := truth.valid[index]) is not None:
-            target, difference = target.where(valid, 0.0), difference.where(valid, 0.0)
-            count = int(valid.expand_as(target).sum())
-        each = max(count, 1) ** 0.5
-        sizes.append(torch.tensor([*_norm(target[None])[:, 0].tolist(), count], dtype=torch.float64))
-        errors.append(_norm(difference))
-        sizes[-1][0] /= each
-        errors[-1][0] /= each
-    return torch.stack(sizes), torch.stack(errors).nan_to_num(nan=math.inf)
+def _errors(truth: Record, runs: Sequence[Record]) -> Tensor:
+    """The errors of every quantity, [quantities, (rms, max), runs]. What is not a number is infinitely wrong."""
+    errors = []
+    for index, (target, valid) in enumerate(zip(truth.values, truth.valid, strict=True)):
+        difference = torch.stack([run.values[index].detach() for run in runs]).double().sub_(target.detach())
+        errors.append(_norm(difference if valid is None else difference.where(valid, 0.0)))
+    counts = truth.sizes[:, 2:].clamp(min=1).sqrt()
+    errors = torch.stack(errors).nan_to_num(nan=math.inf)
+    errors[:, 0] /= counts
+    return errors
 
 
 def _norm(tensors: Tensor) -> Tensor:
@@ -147,8 +151,7 @@ def _norm(tensors: Tensor) -> Tensor:
     flat = tensors.flatten(1)
     if flat.shape[1] == 0:
         return flat.new_zeros(2, len(flat))
-    largest = torch.linalg.vector_norm(flat, torch.inf, dim=1)
-    return torch.stack([torch.linalg.vector_norm(flat, dim=1), largest])
+    return torch.stack([torch.linalg.vector_norm(flat, dim=1), flat.abs().amax(dim=1)])  # the inf norm is far slower
 
 
 def _gradients(quantities: Iterable[Quantity]) -> Tensor:

@@ -68,24 +68,14 @@ def measure(model: str) -> list[Bar]:
 
 def _first_case(model: str) -> float:
     """Wall time of a new process that verifies one case and ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "parity.cli",
-        "run",
-        model,
-        "--layer",
-        "norm",
-        "--property",
-        "forward",
-        "--examples",
-        "1",
-    ]
+    chosen = ["--layer", "norm", "--property", "forward", "--examples", "1"]
+    command = [sys.executable, "-m", "parity", "run", model, *chosen]
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
+        finished = subprocess.run(command, check=True, capture_output=True, text=True)
         times.append(time.perf_counter() - start)
+        assert "all 1 rows hold" in finished.stdout, finished.stdout
     return median(times)
 
 
