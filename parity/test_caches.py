@@ -28,6 +28,7 @@ def poisoned(shape: tuple[int, ...], like: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def _poison_unused_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caches, "allocate", poisoned)
+    monkeypatch.setattr(caches, "WORTH_ROOM", 0)
 
 
 def their_layer(window: int | None) -> Any:

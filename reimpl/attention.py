@@ -71,11 +71,16 @@ def _fused_decode(
     """A single query: the members of a group become the queries of their key/value head, which reads its keys once."""
     kv_heads, allowed = k.shape[1], _as_tensor(mask, q, k)
     if allowed is not None:
-        allowed = _grouped(allowed, kv_heads).squeeze(3)
+        allowed = _members(allowed, kv_heads)
     if bias is not None:
-        bias = _grouped(bias, kv_heads).squeeze(3)
-    context = _kernel(_grouped(q, kv_heads).squeeze(3), k, v, allowed, scale, bias, dropout)
+        bias = _members(bias, kv_heads)
+    context = _kernel(_members(q, kv_heads), k, v, allowed, scale, bias, dropout)
     return context.reshape(*q.shape[:3], v.shape[-1])
+
+
+def _members(x: Tensor, kv_heads: int) -> Tensor:
+    """The members of each group on the axis of the single query; a single head serves all of them."""
+    return x if x.shape[1] == 1 else x.reshape(x.shape[0], kv_heads, -1, x.shape[-1])
 
 
 def _kernel(

@@ -11,7 +11,8 @@ Two choices hold for all of them, and implementations differ in both:
   part that was ever handed out, and after `crop` gave rows back, the next append moves to storage of its own. So what
   an earlier step returned can still be compared later, and a crop cannot leave a stale tail.
 * Storage is allocated ahead and doubled when full, hence a step writes one row where concatenation copies all of them.
-  While autograd records, rows are concatenated all the same, as a tensor saved for backward must not be written to.
+  A few rows are concatenated all the same, which is quicker, and so are all while autograd records, as a tensor saved
+  for backward must not be written to.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+WORTH_ROOM = 2**14
+"""From so many numbers on, writing a row into its place is quicker than copying all rows (about 50 kB on a CPU)."""
 
 
 def allocate(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -50,6 +54,8 @@ class LayerCache:
         if self._storage is None:
             raise ValueError("nothing was appended to this cache yet, so it holds no tensor")
         (first, second), rows = self._storage, self._end - self._start
+        if rows == first.shape[-2]:
+            return self._storage
         return first.narrow(-2, self._start, rows), second.narrow(-2, self._start, rows)
 
     def _append(self, *new: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +64,9 @@ class LayerCache:
             self._hold(*new)
         else:
             _check(self._storage, new)
-            if torch.is_grad_enabled():
-                self._hold(*(torch.cat(pair, dim=-2) for pair in zip(self.held, new, strict=True)))
+            if torch.is_grad_enabled() or self._storage[0].numel() < WORTH_ROOM:
+                first, second = self.held
+                self._hold(torch.cat((first, new[0]), dim=-2), torch.cat((second, new[1]), dim=-2))
             else:
                 self._write(self._storage, new)
         self._shown = self._end
