@@ -242,6 +242,9 @@ class Attention(MultiHead):
         sin: Float[Tensor, "#batch seq rotary"],
     ) -> tuple[Float[Tensor, "batch heads seq dim"], Float[Tensor, "batch kv_heads seq dim"]]:
         """Queries and keys, rotated by the angles of their positions."""
+        if q.shape[2] == 1:  # so little work that the number of operations counts: one rotation for both
+            turned = rotate(torch.cat((q, k), dim=1), cos, sin, self.pairing)
+            return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
         return rotate(q, cos, sin, self.pairing), rotate(k, cos, sin, self.pairing)
 
 
