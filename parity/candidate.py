@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.case import Case, Step
+from parity.case import OF_MEMORY, Case, Step
 from parity.family import Family, Kind, Layer
-from parity.reference import Tables, cast
+from parity.reference import Tables
 from parity.scenario import AxisValue
 from reimpl.attention import IMPLEMENTATIONS
-from reimpl.cache import Cache, GrowingCache, SlidingCache
+from reimpl.cache import Cache, CrossCache, DecoderCache, GrowingCache, LatentCache, LayerCache, SlidingCache
+from reimpl.latent_attention import LatentAttention
+from reimpl.precision import convert
 from reimpl.weights import below, slots
 
 
@@ -23,20 +25,32 @@ class Candidate:
     def __init__(
         self, family: Family, layer: Layer, config: Any, point: Mapping[str, AxisValue], dtype: torch.dtype
     ) -> None:
-        self.family, self.layer, self.dtype, self.config = family, layer, dtype, config
-        self.module: Any = cast(layer.candidate(config), dtype).eval()
+        self.family, self.layer, self.dtype = family, layer, dtype
+        self.config, self.point = config, point
+        self.module: Any = convert(layer.candidate(config), dtype).eval()
         self.parameters = dict(self.module.named_parameters())
         self.slots, self.place = slots(self.module), layer.at
         self.rules = below(family.rules(config), layer.at)
         if "attend" in point:
-            attend_with(self.module, str(point["attend"]))
+            choose(self.module, "attend", IMPLEMENTATIONS[str(point["attend"])])
+        if "form" in point:
+            choose(self.module, "form", point["form"])
 
     def new_cache(self) -> Cache:
         """An empty cache, as the layer wants it."""
         if self.layer.kind is Kind.MODEL:
             return self.module.make_cache()
+        return Cache([self._layer_cache()])
+
+    def _layer_cache(self) -> LayerCache | Cache:
+        if self.layer.kind is Kind.CROSS:
+            return CrossCache()
+        if self.family.memory(self.point):
+            return DecoderCache()
+        if any(isinstance(part, LatentAttention) for part in self.module.modules()):
+            return LatentCache()
         window = self.layer.window(self.config)
-        return Cache([GrowingCache() if window is None else SlidingCache(window)])
+        return GrowingCache() if window is None else SlidingCache(window)
 
     def rotary_modules(self) -> list[nn.Module]:
         """The modules that make rotary tables, which may remember how far they have been asked."""
@@ -49,15 +63,19 @@ class Candidate:
         args, named = self.arguments(case, step, x, tables, cache)
         return self.output(self.module(*args, **named))
 
-    def generate(self, ids: Tensor, valid: Tensor | None, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
+    def cache_contents(self, cache: Cache) -> list[tuple[str, Tensor]]:
+        """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
+        return cache_contents(cache, first=self.layer.index)
+
+    def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]."""
-        return self.module.generate(ids, new_tokens, valid=valid, use_cache=use_cache, eos=eos)
+        memory = self._memory(case)
+        return self.module.generate(case.ids, new_tokens, valid=case.valid, use_cache=use_cache, eos=eos, **memory)
 
     def output(self, returned: Any) -> dict[str, Tensor]:
         """What a forward returned, by name."""
-        if self.layer.kind is Kind.ROTARY:
-            return {"cos": returned[0], "sin": returned[1]}
-        return {"output": returned}
+        several = returned if isinstance(returned, tuple) else (returned,)
+        return dict(zip(self.layer.kind.results, several, strict=False))
 
     def arguments(
         self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Cache | None = None
@@ -68,32 +86,56 @@ class Candidate:
             return (x,), {}
         if kind is Kind.ROTARY:
             return (x, case.positions[:, span]), {}
+        typed = {} if case.types is None else {"token_types": case.types[:, span]}
+        if kind is Kind.EMBEDDINGS:
+            return (x, case.positions[:, span]), typed
         if kind is Kind.MODEL:
-            named: dict[str, Any] = {
-                "embeddings" if x.is_floating_point() else "ids": x,
-                "valid": None if case.valid is None else case.valid[:, : step.stop],
-                "positions": None if case.default_positions else case.positions[:, span],
-                "cache": cache,
-            }
-            return (), named
-        named = {"mask": case.mask(step), "cache": None if cache is None else cache[0]}
+            return (), self._model(case, step, x, cache) | typed | self._memory(case)
+        own = None if cache is None else cache[0]
+        if kind is Kind.CROSS:
+            return (x, case.memories(self.dtype)), {"mask": case.memory_mask(step), "cache": own}
+        named: dict[str, Any] = {"mask": case.mask(step), "cache": own}
         if tables is not None:
             named["rotary"] = (tables[0][:, span], tables[1][:, span])
+        if case.memory is not None:
+            named |= {"memory": case.memories(self.dtype), "memory_mask": case.memory_mask(step)}
         return (x,), named
 
+    def _model(self, case: Case, step: Step, x: Tensor, cache: Cache | None) -> dict[str, Any]:
+        return {
+            "embeddings" if x.is_floating_point() else "ids": x,
+            "valid": None if case.valid is None else case.valid[:, : step.stop],
+            "positions": None if case.default_positions else case.positions[:, step.start : step.stop],
+            "cache": cache,
+        }
 
-def attend_with(module: nn.Module, implementation: str) -> None:
-    """Exchange the scaled dot product of every attention inside a module."""
+    def _memory(self, case: Case) -> dict[str, Any]:
+        """An encoder's memory, as a model is given it; nothing where there is none."""
+        if case.memory is None:
+            return {}
+        return {"memory": case.memories(self.dtype), "memory_valid": case.memory_valid}
+
+
+def choose(module: nn.Module, attribute: str, choice: Any) -> None:
+    """Let every part of a module that has a choice, as of its scaled dot product, compute in this way."""
     for part in module.modules():
-        if hasattr(part, "attend"):
-            setattr(part, "attend", IMPLEMENTATIONS[implementation])  # noqa: B010 (a type checker knows no such field)
+        if hasattr(part, attribute):
+            setattr(part, attribute, choice)
 
 
-def cache_contents(cache: Cache) -> list[tuple[str, Tensor]]:
-    """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
+def cache_contents(cache: Cache, first: int = 0) -> list[tuple[str, Tensor]]:
+    """What a cache holds, by name, its layers counted from `first`.
+
+    Latents stand for the keys of one head, as in the reference, and rotated keys for its values.
+    """
     contents = []
-    for index, layer in enumerate(cache):
-        if layer.length:
-            keys, values = layer.held
-            contents += [(f"layer {index} keys", keys), (f"layer {index} values", values)]
+    for index, layer in enumerate(cache, first):
+        parts: tuple[Any, ...] = (layer.own, layer.cross) if isinstance(layer, DecoderCache) else (layer,)
+        for part in parts:
+            of = OF_MEMORY if isinstance(part, CrossCache) else ""
+            if part.length:
+                keys, values = part.held
+                if isinstance(part, LatentCache):
+                    keys, values = keys[:, None], values[:, None]
+                contents += [(f"layer {index} {of}keys", keys), (f"layer {index} {of}values", values)]
     return contents

@@ -13,6 +13,9 @@ from parity.family import Layer
 from parity.scenario import Scenario
 from parity.tiny import draw
 
+OF_MEMORY = "cross "
+"""What stands in the names of cached keys and values that are a memory's."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -26,16 +29,25 @@ class Step:
 class Case:
     """Inputs, positions and masks of one scenario.
 
-    Shapes: ids [rows, length], x [rows, length, width], positions [rows, length], valid [rows, length] or None where
-    every token is valid, may_attend [rows or 1, 1, length, length]. Values are representable in bfloat16 and kept in
-    float64, so that every dtype starts from the same numbers.
+    Shapes: ids and types [rows, length], x [rows, length, width], positions [rows, length], valid [rows, length] or
+    None where every token is valid, may_attend [rows or 1, 1, length, length], memory [rows, memory, width] and
+    memory_valid [rows, memory], None where there is none. Values are representable in bfloat16 and kept in float64, so
+    that every dtype starts from the same numbers.
     """
 
+    DRAWN = ("ids", "types", "x", "positions", "valid", "memory", "memory_valid")  # all have rows
+
     def __init__(
-        self, scenario: Scenario, layer: Layer, width: int, vocabulary: int, window: int | None, causal: bool
+        self,
+        scenario: Scenario,
+        layer: Layer,
+        width: int,
+        vocabulary: int,
+        window: int | None = None,
+        token_types: int = 0,
     ) -> None:
-        self.scenario, self.layer = scenario, layer
-        self.width, self.vocabulary, self.window, self.causal = width, vocabulary, window, causal
+        self.scenario, self.layer, self.causal = scenario, layer, layer.causal
+        self.width, self.vocabulary, self.window, self.token_types = width, vocabulary, window, token_types
         self.tables: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
         self._casts: dict[tuple[str, torch.dtype], Tensor] = {}
 
@@ -59,22 +71,46 @@ class Case:
     @cached_property
     def x(self) -> Tensor:
         """Hidden states, at the scenario's scale."""
-        return self._normal("x", self.width, self.scenario.scale)
+        scenario = self.scenario
+        return self._normal("x", (scenario.rows, scenario.length, self.width), scenario.scale)
+
+    @cached_property
+    def types(self) -> Tensor | None:
+        """Token types; None where all tokens are of one."""
+        scenario = self.scenario
+        if not scenario.typed:
+            return None
+        return draw.tokens((scenario.rows, scenario.length), self.token_types, scenario.seed, "types")
+
+    @cached_property
+    def memory(self) -> Tensor | None:
+        """What an encoder left: hidden states, never large, as no norm stands between them and their projection."""
+        scenario = self.scenario
+        if not scenario.memory:
+            return None
+        return self._normal("memory", (scenario.rows, scenario.memory, self.width), min(scenario.scale, 1.0))
+
+    @cached_property
+    def memory_valid(self) -> Tensor | None:
+        """Which tokens of the memory are not padding; None where all are valid."""
+        scenario = self.scenario
+        if not any(scenario.memory_padding):
+            return None
+        valid = torch.arange(scenario.memory) < scenario.memory - torch.tensor(scenario.memory_padding)[:, None]
+        return valid.repeat(scenario.stack, 1)
 
     def cotangent(self, output: Tensor) -> Tensor:
-        """What the output is multiplied with to get a scalar whose gradient is taken; zero on padded rows."""
-        key = (f"cotangent {output.shape[-1]}", output.dtype)
+        """What an output is multiplied with to get a scalar whose gradient is taken; zero on padded rows."""
+        key = (f"cotangent {tuple(output.shape)}", output.dtype)
         if key not in self._casts:
-            cotangent = self._normal("cotangent", output.shape[-1], 1.0)
+            cotangent = self._normal("cotangent", tuple(output.shape), 1.0)
             if self.valid is not None:
-                cotangent = cotangent * self.valid[..., None]
+                cotangent = cotangent * by_token(self.valid, output)
             self._casts[key] = cotangent.to(output.dtype)
         return self._casts[key]
 
-    def _normal(self, stream: str, width: int, scale: float) -> Tensor:
-        scenario = self.scenario
-        shape = (scenario.rows, scenario.length, width)
-        return draw.bfloat16(draw.normal(shape, scenario.seed, stream) * scale).double()
+    def _normal(self, stream: str, shape: tuple[int, ...], scale: float) -> Tensor:
+        return draw.bfloat16(draw.normal(shape, self.scenario.seed, stream) * scale).double()
 
     @cached_property
     def valid(self) -> Tensor | None:
@@ -146,25 +182,46 @@ class Case:
             self._casts[key] = torch.where(self.may_attend, torch.zeros((), dtype=dtype), floor)
         return self._casts[key][:, :, step.start : step.stop, self.first_key(step) : step.stop]
 
+    def memory_mask(self, step: Step) -> Tensor | None:
+        """Which tokens of the memory a step's queries see, [rows, 1, queries, memory]; None where all."""
+        valid = self.memory_valid
+        return None if valid is None else valid[:, None, None].expand(-1, -1, step.stop - step.start, -1)
+
+    def added_memory_mask(self, dtype: torch.dtype) -> Tensor:
+        """The same as transformers wants it, [rows or 1, 1, 1, memory]."""
+        key = ("memory mask", dtype)
+        if key not in self._casts:
+            mask = torch.zeros(1, self.scenario.memory, dtype=dtype)
+            if self.memory_valid is not None:
+                mask = mask.masked_fill(~self.memory_valid, torch.finfo(dtype).min)
+            self._casts[key] = mask[:, None, None]
+        return self._casts[key]
+
     def inputs(self, dtype: torch.dtype) -> Tensor:
         """Hidden states in a dtype."""
-        key = ("x", dtype)
-        if key not in self._casts:
-            self._casts[key] = self.x.to(dtype)
-        return self._casts[key]
+        return self._cast("x", self.x, dtype)
+
+    def memories(self, dtype: torch.dtype) -> Tensor | None:
+        """The memory in a dtype."""
+        return None if self.memory is None else self._cast("memory", self.memory, dtype)
+
+    def _cast(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if (name, dtype) not in self._casts:
+            self._casts[name, dtype] = tensor.to(dtype)
+        return self._casts[name, dtype]
 
     def arguments(self) -> dict[str, Tensor]:
         """The tensors that layers have been called with so far, by name; views of them share their version."""
         named = {f"{name} in {dtype}": tensor for (name, dtype), tensor in self._casts.items()}
         for dtype, (cos, sin) in self.tables.items():
             named |= {f"cos in {dtype}": cos, f"sin in {dtype}": sin}
-        drawn = {name: vars(self)[name] for name in ("ids", "x", "positions", "may_attend") if name in vars(self)}
-        return named | drawn
+        drawn = {name: vars(self).get(name) for name in (*self.DRAWN, "may_attend")}
+        return named | {name: tensor for name, tensor in drawn.items() if tensor is not None}
 
     def varied(self, **tensors: Tensor | None) -> Case:
         """The same case with some of its tensors exchanged."""
-        case = Case(self.scenario, self.layer, self.width, self.vocabulary, self.window, self.causal)
-        vars(case).update({name: vars(self)[name] for name in ("ids", "x", "positions", "valid") if name in vars(self)})
+        case = Case(self.scenario, self.layer, self.width, self.vocabulary, self.window, self.token_types)
+        vars(case).update({name: vars(self)[name] for name in self.DRAWN if name in vars(self)})
         vars(case).update(tensors)
         return case
 
@@ -172,3 +229,8 @@ class Case:
     def cached(self) -> bool:
         """Whether the layer is called with a cache."""
         return self.layer.kind.attends and not self.scenario.packing and self.causal
+
+
+def by_token(tokens: Tensor, value: Tensor) -> Tensor:
+    """What is said of tokens, [rows, length], as it broadcasts to their values; of a whole row, its first's."""
+    return tokens[:, :1] if value.ndim == 2 else tokens.reshape(*tokens.shape, *[1] * (value.ndim - 2))

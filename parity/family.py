@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -29,13 +29,25 @@ class Kind(Enum):
 
     POINTWISE = "pointwise"  # x -> output
     ROTARY = "rotary"  # x, positions -> cos, sin
-    ATTENTION = "attention"  # x, rotary tables, mask, cache -> output
-    MODEL = "model"  # ids, valid, positions, cache -> output
+    EMBEDDINGS = "embeddings"  # ids, positions, token types -> output
+    ATTENTION = "attention"  # x, rotary tables, mask, cache, memory -> output
+    CROSS = "cross"  # x, memory, cache -> output
+    MODEL = "model"  # ids, valid, positions, cache, token types, memory -> output, and a pooled vector per row
 
     @property
     def attends(self) -> bool:
-        """Whether tokens see each other, so that masks, caches and chunks mean something."""
-        return self in (Kind.ATTENTION, Kind.MODEL)
+        """Whether tokens see others, so that masks, caches and chunks mean something."""
+        return self in (Kind.ATTENTION, Kind.CROSS, Kind.MODEL)
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether tokens come as ids; otherwise they come as hidden states."""
+        return self in (Kind.EMBEDDINGS, Kind.MODEL)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the tensors are called that come out, in order; all but the first may be left out."""
+        return ("cos", "sin") if self is Kind.ROTARY else ("output", "pooled")
 
 
 @dataclass(frozen=True)
@@ -47,8 +59,15 @@ class Axis:
     meaning: str
 
 
+Point = Mapping[str, AxisValue]
+
+
 def _no_window(config: Any) -> int | None:
     return None
+
+
+def _no_memory(point: Point) -> bool:
+    return False
 
 
 def _same_names(config: Any) -> Sequence[Rule]:
@@ -69,7 +88,11 @@ class Layer:
         arguments: the reference's constructor arguments, where they are not `config` and `layer_idx`.
         scales: sizes of the inputs that are drawn. Layers without a norm at their entrance get no large ones: their
             scores would be so large that the reference itself is wrong by its own size.
+        fixed: axes at which it has a choice of its own.
+        index: which of the model's layers it is.
         window: the sliding window of this layer under a configuration.
+        causal: whether a token sees only what came before it.
+        packs: whether positions that begin anew separate documents, where no mask says so.
         generates: whether it continues a text, token by token.
         routes: whether it sends tokens to experts.
     """
@@ -82,7 +105,11 @@ class Layer:
     axes: tuple[str, ...]
     arguments: Callable[[Any], Mapping[str, Any]] | None = None
     scales: tuple[float, ...] = (1.0, 1e-3, 1e2)
+    fixed: tuple[tuple[str, AxisValue], ...] = ()
+    index: int = 0
     window: Callable[[Any], int | None] = _no_window
+    causal: bool = True
+    packs: bool = True
     generates: bool = False
     routes: bool = False
 
@@ -101,24 +128,32 @@ class Family:
         config: our configuration class, read from the Hugging Face dictionary.
         layers: bottom up.
         rotary: the reference's class of rotary tables, which the layers below the model are called with.
-        causal: whether a token sees only what came before it.
+        memory: whether layers attend to an encoder's memory at a point of the space.
+        token_types: how many types of tokens a configuration tells apart, if any.
+        positions: how many there are, where they are learned.
+        turned: the projections whose rows are heads that turn as a whole, if any.
         rules: how names on disk become names in our whole model, where they differ.
         implementations: the reference's own ways to compute, as private fields of its configuration; the first one,
             unfused, is the one that the truth is taken from, all of them make the yardstick.
+        exact: fields of the configuration that choose a precision only, as they are where the truth is taken from.
     """
 
     model_type: str
     axes: tuple[Axis, ...]
-    configure: Callable[[Mapping[str, AxisValue]], dict[str, Any]]
+    configure: Callable[[Point], dict[str, Any]]
     config: Any
     layers: tuple[Layer, ...]
     rotary: str | None = None
-    causal: bool = True
+    memory: Callable[[Point], bool] = _no_memory
+    token_types: Callable[[Any], int] | None = None
+    positions: int | None = None
+    turned: tuple[str, ...] = ("q_proj", "k_proj")
     rules: Callable[[Any], Sequence[Rule]] = _same_names
     implementations: tuple[Mapping[str, str], ...] = (
         {"_attn_implementation": "eager"},
         {"_attn_implementation": "sdpa"},
     )
+    exact: Mapping[str, Any] = field(default_factory=dict)
 
     def axis(self, name: str) -> Axis:
         """The axis of that name.
@@ -144,13 +179,14 @@ class Family:
                 return layer
         raise FamilyError(f"{self.model_type} has no layer {name!r}{_suggest(name, [a.name for a in self.layers])}")
 
-    def point(self, values: Mapping[str, AxisValue]) -> dict[str, AxisValue]:
-        """A full point of the space: the values given, and the first choice of every other axis.
+    def point(self, layer: Layer, values: Point) -> dict[str, AxisValue]:
+        """A full point of a layer's space: its fixed choices, the values given, the first choice of every other axis.
 
         Raises:
             FamilyError: for an axis that the family does not have.
             ScenarioError: for a value that is not among an axis's choices.
         """
+        values = {**dict(layer.fixed), **values}
         for name, value in values.items():
             choices = self.axis(name).choices
             if value not in choices:

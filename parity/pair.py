@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity import candidate as ours
 from parity import family as families
 from parity import reference as theirs
 from parity.candidate import Candidate
-from parity.case import Case, Step
+from parity.case import OF_MEMORY, Case, Step, by_token
 from parity.compare import Judgement, Quantity, Record, Unequal, judge
-from parity.family import Family, Kind, Layer
+from parity.family import Family, Layer
 from parity.oracle import lifted
 from parity.reference import Reference
 from parity.scenario import DTYPES, AxisValue, Scenario
@@ -37,7 +36,7 @@ class Pair:
 
     def __init__(self, family: Family, layer: Layer, values: Mapping[str, AxisValue]) -> None:
         self.family, self.layer = family, layer
-        self.point = family.point(values)
+        self.point = family.point(layer, values)
         self.reference_config = theirs.make_config(family.configure(self.point))
         self.config = family.config.from_dict(self.reference_config.to_dict())
         self._references: dict[torch.dtype, Reference] = {}
@@ -70,8 +69,9 @@ class Pair:
     def case(self, scenario: Scenario) -> Case:
         """The tensors of a scenario."""
         config = self.reference_config
-        width, vocabulary = config.hidden_size, config.vocab_size
-        return Case(scenario, self.layer, width, vocabulary, self.layer.window(config), self.family.causal)
+        window = self.layer.window(config)
+        types = 0 if self.family.token_types is None else self.family.token_types(config)
+        return Case(scenario, self.layer, config.hidden_size, config.vocab_size, window, types)
 
     def ready(self, side: Side, seed: int) -> None:
         """Fill one side with the weights of a seed, unless it holds them, and wind its rotary tables back.
@@ -153,62 +153,67 @@ Measure = Callable[[Side, Case], Record]
 def forward(side: Side, case: Case) -> Record:
     """Outputs of every step, and after every step the whole cache."""
     record = Record([], [], [])
-    contents = theirs.cache_contents if isinstance(side, Reference) else ours.cache_contents
     with torch.no_grad():
         cache = side.new_cache() if case.cached else None
         tables, x = tables_of(side, case), input_of(side, case)
         for step in case.steps:
             for name, value in side(case, step, x[:, step.start : step.stop], tables, cache).items():
-                valid = None if case.valid is None else _tokens(case.valid[:, step.start : step.stop], value)
-                _note(record, Quantity(name, "output", step.index), value, valid)
-            if cache is not None:
-                for name, value in contents(cache):
-                    kept = None if case.valid is None else case.valid[:, step.stop - value.shape[2] : step.stop]
-                    _note(
-                        record,
-                        Quantity(name, "cache", step.index),
-                        value,
-                        None if kept is None else kept[:, None, :, None],
-                    )
+                _note(record, case, Quantity(name, "output", step.index), value)
+            for name, value in [] if cache is None else side.cache_contents(cache):
+                _note(record, case, Quantity(name, "cache", step.index), value)
     return record
 
 
 def gradients(side: Side, case: Case) -> Record:
-    """Gradients of the input and of every parameter, through one pass over all tokens. A missing one counts as zero."""
-    x = input_of(side, case)
+    """Gradients of inputs and of every parameter, through one pass over all tokens. A missing one counts as zero."""
+    x, memory, tables = input_of(side, case), case.memories(side.dtype), tables_of(side, case)
     inputs = {"input": x.detach().requires_grad_()} if x.is_floating_point() else {}
+    if memory is not None:
+        inputs["memory"] = memory.detach().requires_grad_()
+        case = case.varied(memory=inputs["memory"])
     leaves = inputs | side.parameters
-    with torch.no_grad():
-        tables = tables_of(side, case)
-    output = side(case, Step(0, 0, case.scenario.length), inputs.get("input", x), tables, None)["output"]
+    results = side(case, Step(0, 0, case.scenario.length), inputs.get("input", x), tables, None).values()
     grads = torch.autograd.grad(
-        output, list(leaves.values()), case.cotangent(output), allow_unused=True, materialize_grads=True
+        list(results),
+        list(leaves.values()),
+        [case.cotangent(result) for result in results],
+        allow_unused=True,
+        materialize_grads=True,
     )
     of_leaf, record = dict(zip(leaves, grads, strict=True)), Record([], [], [])
     for name in inputs:
-        valid = None if case.valid is None else case.valid[..., None]
-        _note(record, Quantity(f"gradient of {name}", "gradient"), of_leaf[name], valid)
+        _note(record, case, Quantity(f"gradient of {name}", "gradient"), of_leaf[name])
     for name, value in on_disk(side, {name: of_leaf[name] for name in side.parameters}).items():
-        _note(record, Quantity(f"gradient of {name}", "gradient"), value, None)
+        _note(record, case, Quantity(f"gradient of {name}", "gradient"), value)
     return record
 
 
-def _note(record: Record, quantity: Quantity, value: Tensor, valid: Tensor | None) -> None:
+def _note(record: Record, case: Case, quantity: Quantity, value: Tensor) -> None:
     record.quantities.append(quantity)
     record.values.append(value)
-    record.valid.append(valid)
+    record.valid.append(entries_of(case, quantity, value, case.valid))
+
+
+def entries_of(case: Case, quantity: Quantity, value: Tensor, tokens: Tensor | None) -> Tensor | None:
+    """Which entries of a quantity are those of some tokens, [rows, length]; None: all of them. A memory has its own."""
+    step = case.steps[quantity.step]
+    if quantity.name == "gradient of memory":
+        return None if case.memory_valid is None else case.memory_valid[..., None]
+    if OF_MEMORY in quantity.name:
+        return None if case.memory_valid is None else case.memory_valid[:, None, :, None]
+    if tokens is None or (quantity.verdict == "gradient" and quantity.name != "gradient of input"):
+        return None
+    if quantity.verdict == "cache":
+        return tokens[:, None, step.stop - value.shape[2] : step.stop, None]
+    return by_token(tokens if quantity.verdict == "gradient" else tokens[:, step.start : step.stop], value)
 
 
 def input_of(side: Side, case: Case) -> Tensor:
-    return case.ids if case.layer.kind is Kind.MODEL else case.inputs(side.dtype)
+    return case.ids if case.layer.kind.reads_ids else case.inputs(side.dtype)
 
 
 def tables_of(side: Side, case: Case) -> Any:
     return case.tables.get(side.dtype)
-
-
-def _tokens(valid: Tensor, value: Tensor) -> Tensor:
-    return valid.reshape(*valid.shape, *[1] * (value.ndim - 2))
 
 
 def evaluate(

@@ -22,12 +22,19 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, DynamicCache, GenerationConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    PreTrainedConfig,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from parity.case import Case, Step
+from parity.case import OF_MEMORY, Case, Step
 from parity.family import Family, Kind, Layer
 from reimpl.weights import Rule, Same, Stacked, slots
 
@@ -151,6 +158,7 @@ class Reference:
         self.family, self.layer, self.dtype = family, layer, dtype
         self.config = deepcopy(config)
         self.use(family.implementations[0])
+        self.use(family.exact if dtype is torch.float64 else {})
         kept = kept_in_float32(family.model_type)
         self.module: Any = cast(self._build(layer.reference, layer.arguments), dtype, kept).eval()
         self.parameters = dict(self.module.named_parameters())
@@ -163,16 +171,22 @@ class Reference:
         if arguments is not None:
             return cls(**arguments(self.config))
         wanted = inspect.signature(cls.__init__).parameters
-        return cls(self.config, layer_idx=0) if "layer_idx" in wanted else cls(self.config)
+        return cls(self.config, layer_idx=self.layer.index) if "layer_idx" in wanted else cls(self.config)
 
-    def use(self, implementation: Mapping[str, str]) -> None:
+    def use(self, implementation: Mapping[str, Any]) -> None:
         """Choose how the reference computes; it reads these fields at every call."""
         for name, value in implementation.items():
             setattr(self.config, name, value)
 
-    def new_cache(self) -> DynamicCache:
-        """An empty cache, as the reference makes it for itself."""
+    def new_cache(self) -> DynamicCache | EncoderDecoderCache:
+        """An empty cache, as the reference makes it for itself; where it attends to a memory, one for that too."""
+        if self.layer.kind is Kind.CROSS or getattr(self.config, "add_cross_attention", False):
+            return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         return DynamicCache(config=self.config)
+
+    def cache_contents(self, cache: Any) -> list[tuple[str, Tensor]]:
+        """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
+        return cache_contents(cache)
 
     def rotary_modules(self) -> list[nn.Module]:
         """The modules that make rotary tables, which may remember how far they have been asked."""
@@ -195,35 +209,37 @@ class Reference:
     def output(self, returned: Any) -> dict[str, Tensor]:
         """What a forward returned, by name."""
         if self.layer.kind is Kind.ROTARY:
-            return {"cos": returned[0], "sin": returned[1]}
-        return {"output": _first(returned)}
+            return dict(zip(Kind.ROTARY.results, returned, strict=True))
+        pooled = getattr(returned, "pooler_output", None)
+        return {"output": _first(returned)} | ({} if pooled is None else {"pooled": pooled})
 
     def arguments(
         self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Any = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the reference's forward is called with in one step, under the names of the installed version."""
-        kind = self.layer.kind
+        kind, x = self.layer.kind, x.contiguous()  # some layers take views of their input
         if kind is Kind.POINTWISE:
             return (x,), {}
         if kind is Kind.ROTARY:
             return (x, case.positions[:, step.start : step.stop]), {}
-        offered = self._model(case, step, x) if kind is Kind.MODEL else self._attention(case, step, tables)
+        offered = self._model(case, step, x) if kind.reads_ids else self._attention(case, step, tables)
         offered |= dict.fromkeys(CACHE_NAMES, cache)
         accepted = _accepted(type(self.module).forward)
         named = {name: value for name, value in offered.items() if name in accepted}
-        return () if kind is Kind.MODEL else (x,), named
+        return () if kind.reads_ids else (x,), named
 
-    def generate(self, ids: Tensor, valid: Tensor | None, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
+    def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]; finished rows are filled with the padding token."""
-        mask = torch.ones_like(ids) if valid is None else valid.long()
+        mask = torch.ones_like(case.ids) if case.valid is None else case.valid.long()
         self.module.generation_config.eos_token_id = eos  # as an argument, None would mean the configuration's own
         return self.module.generate(
-            ids,
+            case.ids,
             attention_mask=mask,
             max_new_tokens=new_tokens,
             do_sample=False,
             use_cache=use_cache,
             pad_token_id=eos if self.config.pad_token_id is None else self.config.pad_token_id,
+            **self._memory(case),
         )
 
     def _attention(self, case: Case, step: Step, tables: Tables | None) -> dict[str, Any]:
@@ -233,15 +249,28 @@ class Reference:
             "attention_mask": case.added_mask(step, self.dtype),
             "position_ids": case.positions[:, span],
             "cache_position": torch.arange(step.start, step.stop),
-        }
+        } | self._memory(case, added=True)
 
     def _model(self, case: Case, step: Step, x: Tensor) -> dict[str, Any]:
+        span = slice(step.start, step.stop)
         valid = None if case.valid is None else case.valid[:, : step.stop].long()
+        counted = case.default_positions and self.layer.kind is Kind.MODEL
         return {
             "inputs_embeds" if x.is_floating_point() else "input_ids": x,
             "attention_mask": valid,
-            "position_ids": None if case.default_positions else case.positions[:, step.start : step.stop],
+            "position_ids": None if counted else case.positions[:, span],
+            "token_type_ids": None if case.types is None else case.types[:, span],
             "use_cache": case.cached,
+        } | self._memory(case)
+
+    def _memory(self, case: Case, added: bool = False) -> dict[str, Any]:
+        """An encoder's memory, with its mask as it is added to scores, or as a model takes it; nothing without one."""
+        if case.memory is None:
+            return {}
+        mask = None if case.memory_valid is None else case.memory_valid.long()
+        return {
+            "encoder_hidden_states": case.memories(self.dtype),
+            "encoder_attention_mask": case.added_memory_mask(self.dtype) if added else mask,
         }
 
 
@@ -285,7 +314,15 @@ def _first(output: Any) -> Tensor:
 def cache_contents(cache: Any) -> list[tuple[str, Tensor]]:
     """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
     contents = []
-    for index, layer in enumerate(cache.layers):
-        if layer.is_initialized:
-            contents += [(f"layer {index} keys", layer.keys), (f"layer {index} values", layer.values)]
+    for of, part in cache_parts(cache).items():
+        for index, layer in enumerate(part.layers):
+            if layer.is_initialized:
+                contents += [(f"layer {index} {of}keys", layer.keys), (f"layer {index} {of}values", layer.values)]
     return contents
+
+
+def cache_parts(cache: Any) -> dict[str, Any]:
+    """The plain caches that a cache consists of, by what their contents are called: one of the memory's tokens, too."""
+    if isinstance(cache, EncoderDecoderCache):
+        return {"": cache.self_attention_cache, OF_MEMORY: cache.cross_attention_cache}
+    return {} if cache is None else {"": cache}

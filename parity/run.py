@@ -95,7 +95,7 @@ def run_scenario(selection: Selection, line: str, json: Path | None, console: Co
     print_header(console, profile, 1, scenario.seed)
     rows, tallies = [], []
     for family, layer, prop in selection.rows:
-        family.point(scenario.values)
+        family.point(layer, scenario.values)
         tally, began = Tally(), time.perf_counter()
         try:
             check(prop, family, layer, scenario, tally)

@@ -10,6 +10,7 @@ runs it draws the numbers from the seed. Its line is a list of words, in any ord
     s5,1,1      chunks: prefill of 5, two decoding steps    left0,2     padding per row (left, right, inner)
     packed3,4   documents of 3 and 4 tokens in each row     @1000       position of the first token
     masked      positions count valid tokens only           x0.01       scale of the inputs
+    m5-0,2      memory of 5 tokens, padding of each row     typed       tokens of several types
     f32         dtypes (f64, f32, bf16, f16; comma)         #17         seed of weights and inputs
     *8          cases stacked into one call
 """
@@ -45,8 +46,9 @@ class Scenario:
     """One example of a property. See the module's text for the words of its line.
 
     `config` holds the axes of the family's configuration that are not at their first choice. `padding` counts the
-    padded tokens of each row, `side` says where they stand. `stack` repeats the rows with other inputs, so that one
-    call of the layer checks that many cases.
+    padded tokens of each row, `side` says where they stand. `memory` is the number of tokens an encoder left for the
+    layer to attend to, of which the last `memory_padding` are padding. `stack` repeats the rows with other inputs, so
+    that one call of the layer checks that many cases.
     """
 
     config: tuple[tuple[str, AxisValue], ...] = ()
@@ -57,6 +59,9 @@ class Scenario:
     packing: tuple[int, ...] = ()
     offset: int = 0
     masked_positions: bool = False
+    memory: int = 0
+    memory_padding: tuple[int, ...] = ()
+    typed: bool = False
     scale: float = 1.0
     dtypes: tuple[str, ...] = tuple(DTYPES)
     seed: int = 0
@@ -73,6 +78,12 @@ class Scenario:
         _require(self.packing == () or sum(self.packing) == self.length, "documents must fill the row exactly")
         _require(self.packing == () or min(self.packing) > 0, f"every document needs a token, got {self.packing}")
         _require(self.offset >= 0, f"offset is {self.offset}, but positions start at 0 or later")
+        _require(self.memory >= 0, f"memory is {self.memory}, but should be a number of tokens")
+        _require(len(self.memory_padding) in (0, self.batch), f"{len(self.memory_padding)} memories, {self.batch} rows")
+        _require(
+            all(0 <= count < self.memory for count in self.memory_padding),
+            f"padding {self.memory_padding} leaves a memory of {self.memory} tokens empty",
+        )
         _require(bool(self.dtypes), "at least one dtype is needed")
         for name in self.dtypes:
             _require(name in DTYPES, f"dtype {name!r} is none of {', '.join(DTYPES)}")
@@ -119,6 +130,10 @@ def format_scenario(scenario: Scenario) -> str:
         words.append("packed" + _join(scenario.packing))
     if scenario.masked_positions:
         words.append("masked")
+    if scenario.memory:
+        words.append(f"m{scenario.memory}" + f"-{_join(scenario.memory_padding)}" * any(scenario.memory_padding))
+    if scenario.typed:
+        words.append("typed")
     if scenario.offset:
         words.append(f"@{scenario.offset}")
     if scenario.scale != 1.0:
@@ -157,14 +172,16 @@ def _parse_word(word: str) -> dict[str, Any]:
     if "=" in word:
         name, _, text = word.partition("=")
         return {"config": ((name, _parse_value(text)),)}
-    if word == "masked":
-        return {"masked_positions": True}
+    if word in _FLAGS:
+        return {_FLAGS[word]: True}
     if all(part in DTYPE_NAMES for part in word.split(",")):
         return {"dtypes": tuple(DTYPE_NAMES[part] for part in word.split(","))}
     if word[0] in LETTERS and word[1:2].isdigit():
         return {"config": ((LETTERS[word[0]], _parse_value(word[1:])),)}
     if match := re.fullmatch(r"(left|right|inner)([\d,]+)", word):
         return {"side": match[1], "padding": _split(match[2])}
+    if match := re.fullmatch(r"m(\d+)(?:-([\d,]+))?", word):
+        return {"memory": int(match[1]), "memory_padding": _split(match[2]) if match[2] else ()}
     for pattern, (name, read) in _WORDS.items():
         if match := re.fullmatch(pattern, word):
             return {name: read(match[1])}
@@ -194,6 +211,7 @@ def _parse_value(text: str) -> AxisValue:
     return text
 
 
+_FLAGS: Mapping[str, str] = MappingProxyType({"masked": "masked_positions", "typed": "typed"})
 _WORDS: Mapping[str, tuple[str, Callable[[str], object]]] = MappingProxyType(
     {
         r"b(\d+)": ("batch", int),

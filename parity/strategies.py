@@ -80,13 +80,15 @@ def scenarios(
     attends = layer.kind.attends
     fields: dict[str, Any] = {"config": draw(configs(family, layer, pool)), "dtypes": pool.dtypes, "stack": stack}
     if schedule is None:
-        schedule = schedules() if attends and family.causal else st.integers(1, LONGEST).map(lambda n: (n,))
+        schedule = schedules() if attends and layer.causal else st.integers(1, LONGEST).map(lambda n: (n,))
     fields["schedule"] = chunks = draw(schedule)
     fields["batch"] = batch = draw(st.integers(1, 3))
     fields["scale"] = draw(st.sampled_from(layer.scales))
     fields["seed"] = draw(SEEDS)
     length = sum(chunks)
-    shape = draw(st.sampled_from(_shapes(layer.kind, padded, packed and len(chunks) == 1, far)))
+    fields |= draw(memories(family, layer, fields["config"], batch))
+    fields["typed"] = family.token_types is not None and layer.kind.reads_ids and draw(st.booleans())
+    shape = draw(st.sampled_from(_shapes(layer.kind, padded, packed and layer.packs and len(chunks) == 1, far)))
     if shape == "padded" and length > 1:
         fields["side"] = draw(st.sampled_from(("left", "right", "inner")))
         fields["padding"] = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
@@ -95,13 +97,31 @@ def scenarios(
         cut = draw(st.integers(1, length - 1))
         fields["packing"] = (cut, length - cut)
     elif shape == "offset":
-        fields["offset"] = draw(st.sampled_from((1, 40, 3000)))
+        fields["offset"] = draw(st.sampled_from(_offsets(family.positions, length)))
     return Scenario(**fields)
 
 
+@st.composite
+def memories(
+    draw: DrawFn, family: Family, layer: Layer, config: tuple[tuple[str, AxisValue], ...], batch: int
+) -> dict[str, Any]:
+    """The memory of a scenario, where a layer attends to one; those that can go without also do."""
+    cross = layer.kind is Kind.CROSS
+    if not cross and not family.memory(family.point(layer, dict(config))):
+        return {}
+    size = draw(st.sampled_from((3, 1, 5) if cross else (3, 1, 5, 0)))
+    padding = st.lists(st.integers(0, size - 1), min_size=batch, max_size=batch).map(tuple)
+    return {"memory": size, "memory_padding": draw(padding) if size else ()}
+
+
 def _shapes(kind: Kind, padded: bool, packed: bool, far: bool) -> tuple[str, ...]:
-    """What can be special about a row: nothing for a layer that sees one token, positions for rotary tables."""
+    """What can be special about a row: nothing where its tokens do not see each other, but for what tells positions."""
     moved = ("plain", *["offset"] * far)
-    if not kind.attends:
-        return moved if kind is Kind.ROTARY else ("plain",)
-    return (*moved, *["padded"] * padded, *["packed"] * packed)
+    if kind in (Kind.POINTWISE, Kind.CROSS):
+        return ("plain",)
+    return (*moved, *["padded"] * padded, *["packed"] * packed) if kind.attends else moved
+
+
+def _offsets(positions: int | None, length: int) -> tuple[int, ...]:
+    """First positions: the second, one further on, and one far out, or that from which the last there is is reached."""
+    return (1, 40, 3000) if positions is None else (1, positions // 2, positions - length)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from parity.reference import Reference, modeling
+from parity.reference import Reference, cache_parts, modeling
 
 SHORT = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "query": "q", "key": "k", "value": "v"}
 SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
@@ -68,8 +68,8 @@ class Watch:
             for name in vars(source):
                 if name.startswith("apply_rotary"):
                     stack.enter_context(_after(source, name, self._rotated))
-            if cache is not None:
-                stack.enter_context(_after(cache, "update", self._cached))
+            for of, part in cache_parts(cache).items():
+                stack.enter_context(_after(part, "update", partial(self._cached, of)))
             stack.enter_context(_OnSoftmax(self._attended))
             yield
 
@@ -110,10 +110,12 @@ class Watch:
         for name, value in zip(("q", "k"), pair, strict=True):
             self._note(f"{name} after rotation", value, self._running[-1], axis=2)
 
-    def _cached(self, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Tensor, Tensor]) -> None:
+    def _cached(self, of: str, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Tensor, Tensor]) -> None:
         layer = kwargs["layer_idx"] if "layer_idx" in kwargs else args[2]
         for name, kind, value in zip(("k", "v"), ("keys", "values"), held, strict=True):
-            self._note(f"cached {name}", value, self._running[-1], axis=2, cached=True, result=f"layer {layer} {kind}")
+            self._note(
+                f"cached {name}", value, self._running[-1], axis=2, cached=True, result=f"layer {layer} {of}{kind}"
+            )
 
     def _attended(self, scores: Tensor, weights: Tensor) -> None:
         if scores.ndim >= 4:  # over the keys of every head; a router's has fewer axes

@@ -36,7 +36,7 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
 def _joined(record: Record) -> Record:
     """The outputs of all steps as one, and the cache after the last."""
     last = max(quantity.step for quantity in record.quantities)
-    outputs = [value for q, value in zip(record.quantities, record.values, strict=True) if q.verdict == "output"]
+    outputs = [value for q, value in zip(record.quantities, record.values, strict=True) if q.name == "output"]
     caches = [
         (Quantity(q.name, "cache"), value)
         for q, value in zip(record.quantities, record.values, strict=True)
@@ -50,7 +50,7 @@ def _joined(record: Record) -> Record:
 PROPERTY = Property(
     "chunks",
     "gives the full forward's result for any split into chunks",
-    lambda family, layer: layer.kind.attends and family.causal,
+    lambda family, layer: layer.kind.attends and layer.causal,
     scenarios,
     judge,
 )

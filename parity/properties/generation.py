@@ -24,13 +24,15 @@ NEW_TOKENS = 5
 def _prompts(draw: st.DrawFn, family: Family, layer: Layer, pool: Pool) -> Scenario:
     length, batch = draw(st.integers(1, 8)), draw(st.integers(1, 3))
     padding = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
+    config = draw(strategies.configs(family, layer, pool))
     return Scenario(
-        config=draw(strategies.configs(family, layer, pool)),
+        config=config,
         batch=batch,
         schedule=(length,),
         padding=padding,
         seed=draw(strategies.SEEDS),
         dtypes=pool.dtypes,
+        **draw(strategies.memories(family, layer, config, batch)),
     )
 
 
@@ -60,14 +62,14 @@ def _reference_tokens(pair: Pair, case: Case, use_cache: bool, eos: int | None) 
     side.use(pair.family.implementations[0])
     pair.ready(side, case.scenario.seed)
     with torch.no_grad(), lifted():
-        return side.generate(case.ids, case.valid, NEW_TOKENS, use_cache, eos)
+        return side.generate(case, NEW_TOKENS, use_cache, eos)
 
 
 def _candidate_tokens(pair: Pair, case: Case, use_cache: bool, eos: int | None) -> Tensor:
     side = pair.candidate(torch.float64)
     pair.ready(side, case.scenario.seed)
     with torch.no_grad():
-        return side.generate(case.ids, case.valid, NEW_TOKENS, use_cache, eos)
+        return side.generate(case, NEW_TOKENS, use_cache, eos)
 
 
 def _differing(ours: Tensor, theirs: Tensor) -> float:

@@ -13,7 +13,7 @@ from parity.case import Case
 from parity.compare import Judgement, Quantity, Record
 from parity.compare import judge as hold_against
 from parity.family import Family, Layer
-from parity.pair import Pair, forward, run_candidate
+from parity.pair import Pair, entries_of, forward, run_candidate
 from parity.property import Property
 from parity.scenario import Scenario
 from parity.strategies import Pool
@@ -46,6 +46,9 @@ def changes(case: Case, before: Record) -> Iterator[Change]:
     yield "leaving out the other rows", case.varied(**_rows(case, torch.arange(1))), _first_row(before)
     if case.valid is not None:
         yield "other contents of the padding", case.varied(**_other_tokens(case, ~case.valid)), before
+    if case.memory is not None and case.memory_valid is not None:
+        memory = torch.where(case.memory_valid[..., None], case.memory, case.memory.flip(-1) - 1)
+        yield "other contents of the memory's padding", case.varied(memory=memory), before
     if case.causal and length > 1:
         future = (torch.arange(length) >= length // 2).expand(rows, -1)
         yield "another future", case.varied(**_other_tokens(case, future)), _restricted(case, before, ~future)
@@ -55,8 +58,8 @@ def changes(case: Case, before: Record) -> Iterator[Change]:
 
 
 def _rows(case: Case, order: Tensor) -> dict[str, Tensor | None]:
-    valid = None if case.valid is None else case.valid[order]
-    return {"ids": case.ids[order], "x": case.x[order], "positions": case.positions[order], "valid": valid}
+    drawn = {name: getattr(case, name) for name in case.DRAWN}
+    return {name: None if tensor is None else tensor[order] for name, tensor in drawn.items()}
 
 
 def _other_tokens(case: Case, where: Tensor) -> dict[str, Tensor]:
@@ -81,13 +84,7 @@ def _first_row(record: Record) -> Record:
 def _restricted(case: Case, record: Record, where: Tensor) -> Record:
     """The record, defined only at some tokens, [rows, length], that are valid besides."""
     where = where if case.valid is None else where & case.valid
-    defined: list[Tensor | None] = []
-    for quantity, value in zip(record.quantities, record.values, strict=True):
-        step = case.steps[quantity.step]
-        if quantity.verdict == "cache":
-            defined.append(where[:, None, step.stop - value.shape[2] : step.stop, None])
-        else:
-            defined.append(where[:, step.start : step.stop, None])
+    defined = [entries_of(case, q, value, where) for q, value in zip(record.quantities, record.values, strict=True)]
     return Record(record.quantities, record.values, defined)
 
 

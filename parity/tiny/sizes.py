@@ -22,9 +22,37 @@ SIZES: Mapping[str, int] = {
     "num_hidden_layers": 2,
     "vocab_size": 61,
     "max_position_embeddings": 64,
+    "n_embd": 36,
+    "n_inner": 44,
+    "n_head": 6,
+    "n_layer": 2,
+    "n_positions": 64,
+    "type_vocab_size": 3,
+    "num_local_experts": 5,
+    "n_routed_experts": 12,
+    "n_group": 3,
+    "moe_intermediate_size": 20,
+    "q_lora_rank": 14,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 7,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 9,
 }
 OTHERS: Mapping[str, Any] = {
-    "rms_norm_eps": 1e-3,
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-3),
+    # Half of what passes, so that dropout which is active in evaluation shows.
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.5),
+    "activation_function": "gelu",
+    "scale_attn_by_inverse_layer_idx": True,
+    "reorder_and_upcast_attn": True,
+    "sliding_window": 5,
+    "num_experts_per_tok": 3,
+    "router_jitter_noise": 0.1,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.75,
+    "first_k_dense_replace": 1,
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -38,6 +66,15 @@ OTHERS: Mapping[str, Any] = {
         "original_max_position_embeddings": 32,
     },
 }
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+}
+"""For latent attention, whose softmax scale reads it."""
 
 
 @cache
@@ -58,4 +95,7 @@ def config(model_type: str, **changes: Any) -> Config:
     """
     known = fields(model_type)
     lopsided = {name: value for name, value in {**SIZES, **OTHERS}.items() if name in known}
+    if "kv_lora_rank" in known:
+        lopsided |= {"num_key_value_heads": SIZES["num_attention_heads"], "rope_parameters": YARN}
+        del lopsided["head_dim"]  # another name of the part that turns
     return {"model_type": model_type, **lopsided, **changes}
