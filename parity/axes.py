@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lcm
 from typing import Any
 
 from parity.family import Axis
@@ -17,6 +18,14 @@ SQUARE = Axis("square", (False, True), "sizes that coincide, so that a swap make
 LAYERS = Axis("layers", (1, 2, 3), "num_hidden_layers")
 TIE = Axis("tie", (False, True), "tie_word_embeddings")
 ATTEND = Axis("attend", ("fused", "eager", "tiled"), "our implementation of the scaled dot product")
+
+WINDOW = Axis(
+    "window", (0, 3, 5, 2), "sliding_window; 0 for none. 1 is left out: the reference contradicts itself there"
+)
+MANY = Axis("many", (0, 64, 256), "so many experts, where it is not 0")
+JITTER = Axis("jitter", (0.0, 0.1), "router_jitter_noise, which is for training only")
+EXPERT_UNIT = 8
+"""What sizes are multiples of in a model with experts: `grouped_mm` wants rows of 16 bytes, in half precision too."""
 
 ORIGINAL_LENGTH, MAX_LENGTH = 16, 64
 """So short that drawn positions lie on both sides of every threshold at which frequencies are rescaled."""
@@ -57,14 +66,53 @@ def rope_parameters(point: Mapping[str, AxisValue], rotary: int) -> dict[str, An
     return fields
 
 
-def lopsided(point: Mapping[str, AxisValue]) -> dict[str, int]:
+def lopsided(point: Mapping[str, AxisValue], unit: int = 1) -> dict[str, int]:
     """Sizes of which no two coincide, or, on the square axis, of which as many as possible do.
 
-    hidden_size must be a multiple of the heads, but is not heads * head_dim, unless square.
+    hidden_size must be a multiple of the heads, but is not heads * head_dim, unless square. Unless square, sizes are
+    multiples of `unit`.
     """
     query, _ = heads(point)
     inner = query * int(point["head_dim"])
     if point["square"]:
         return {"hidden_size": inner, "intermediate_size": inner}
-    hidden = query * -(-35 // query)
-    return {"hidden_size": hidden if hidden != inner else hidden + query, "intermediate_size": 44}
+    step = lcm(query, unit)
+    hidden = step * -(-35 // step)
+    return {"hidden_size": hidden if hidden != inner else hidden + step, "intermediate_size": unit * -(-44 // unit)}
+
+
+PRE_NORM = (HEADS, HEAD_DIM, ROPE, THETA, EPS, ACT, SQUARE, LAYERS, TIE, ATTEND)
+"""The axes of Llama and its descendants."""
+
+
+def pre_norm(point: Mapping[str, AxisValue]) -> dict[str, Any]:
+    """The fields of a configuration that follow from the axes of Llama and its descendants."""
+    query, key_value = heads(point)
+    return lopsided(point) | {
+        "num_attention_heads": query,
+        "num_key_value_heads": key_value,
+        "head_dim": point["head_dim"],
+        "rope_parameters": rope_parameters(point, int(point["head_dim"])),
+        "max_position_embeddings": MAX_LENGTH,
+        "rms_norm_eps": point["eps"],
+        "hidden_act": point["act"],
+        "num_hidden_layers": point["layers"],
+        "tie_word_embeddings": point["tie"],
+    }
+
+
+FIRST_WINDOW = Axis("first_window", (0, 1), "max_window_layers: the first layer that has the window")
+
+
+def layered_window(point: Mapping[str, AxisValue]) -> dict[str, Any]:
+    """The fields of a window that begins at some layer."""
+    return {
+        "use_sliding_window": bool(point["window"]),
+        "sliding_window": point["window"] or None,
+        "max_window_layers": point["first_window"],
+    }
+
+
+def first_layer_window(config: Any) -> int | None:
+    """The window of the first layer, where a configuration names the type of each."""
+    return config.sliding_window if config.layer_types[0] == "sliding_attention" else None

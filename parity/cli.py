@@ -7,6 +7,8 @@ when a command needs them, so that `--help` answers at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,10 +41,11 @@ def run(
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
 ) -> None:
     """Hold our layers against transformers and print a table of verdicts."""
+    if checkpoint is not None:
+        given = {"MODEL": model, "--layer": layer, "--property": prop, "--examples": examples}
+        raise typer.Exit(_run_checkpoint(checkpoint, given, dtype, seed, scenario, json))
     from parity import run as runs
 
-    if checkpoint is not None:
-        raise typer.Exit(runs.run_checkpoint(checkpoint, json, console()))
     selection = _select(model, layer, prop, dtype)
     if scenario is not None:
         raise typer.Exit(runs.run_scenario(selection, scenario, json, console()))
@@ -67,7 +70,7 @@ def show(model: Annotated[str, typer.Argument(help="model type, as in config.jso
 
 def console() -> Console:
     """Where results go: plain and unwrapped when nobody's terminal is at the other end."""
-    return Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=160, soft_wrap=True)
+    return Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=200, soft_wrap=True)
 
 
 def _select(
@@ -78,10 +81,35 @@ def _select(
     return select(model, layers or [], properties or [], dtypes or [])
 
 
+def _run_checkpoint(
+    directory: Path,
+    given: Mapping[str, object],
+    dtypes: list[str] | None,
+    seed: int,
+    line: str | None,
+    json: Path | None,
+) -> int:
+    """Run one; what makes no sense of it is refused rather than ignored."""
+    if useless := [name for name, value in given.items() if value]:
+        raise typer.BadParameter(f"{', '.join(useless)} cannot be given with --checkpoint, which runs a whole model")
+    from parity import checkpoint
+    from parity.scenario import parse_scenario
+
+    scenario = replace(checkpoint.SCENARIO, seed=seed) if line is None else parse_scenario(line)
+    if dtypes:
+        scenario = replace(scenario, dtypes=_select(None, None, None, dtypes).dtypes)
+    return checkpoint.run_checkpoint(directory, scenario, json, console())
+
+
 def main() -> None:
-    """Run the command line; bad input is one paragraph on standard error and exit code 2."""
+    """Run the command line."""
+    guard(app)
+
+
+def guard(command: Callable[[], object]) -> None:
+    """Run a command; bad input is one paragraph on standard error and exit code 2."""
     try:
-        app()
+        command()
     except Exception as error:
         from parity.errors import BAD_INPUT
 

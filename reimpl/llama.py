@@ -3,85 +3,30 @@
 Parameters carry the names that they have in a checkpoint.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxtyping import Float
-from torch import Tensor, nn
-
 from reimpl.attention import Attention
-from reimpl.cache import GrowingCache
-from reimpl.config import GENERIC, Config, between, check_rope, divides, known_activation, shared
-from reimpl.decoder import CausalLM, Decoder
+from reimpl.config import GENERIC, Config
+from reimpl.decoder import CausalLM
 from reimpl.feedforward import GatedFeedForward
-from reimpl.mask import Mask
 from reimpl.norm import RMSNorm
-from reimpl.rope import RotaryEmbedding
+from reimpl.pre_norm import PreNormConfig, PreNormLayer, PreNormModel, PreNormRotary
+
+LlamaRMSNorm = RMSNorm
+LlamaRotaryEmbedding = PreNormRotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(Config):
+class LlamaConfig(PreNormConfig):
     """The fields of config.json that change what Llama computes."""
 
     IRRELEVANT: ClassVar[Mapping[str, str]] = {**GENERIC, "pretraining_tp": "equal results, computed in slices"}
     ONLY: ClassVar[Mapping[str, Any]] = {**Config.ONLY, "model_type": "llama"}
-    SIZES: ClassVar[tuple[str, ...]] = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    )
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    rope_parameters: Mapping
     attention_bias: bool = False
-    attention_dropout: float = 0.0
     mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    pad_token_id: int | None = None
-
-    @classmethod
-    def complete(cls, read: dict[str, Any]) -> None:
-        if read.get("num_key_value_heads") is None:
-            read["num_key_value_heads"] = read.get("num_attention_heads")
-        if read.get("head_dim") is None:
-            read["head_dim"] = shared(read, "hidden_size", "num_attention_heads")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        between(self.max_position_embeddings, 1, sys.maxsize, "max_position_embeddings")
-        between(self.rms_norm_eps, 0, 1, "rms_norm_eps")
-        between(self.attention_dropout, 0, 1, "attention_dropout")
-        if self.pad_token_id is not None:
-            between(self.pad_token_id, -self.vocab_size, self.vocab_size - 1, "pad_token_id")
-        divides(self.num_key_value_heads, self.num_attention_heads, "num_key_value_heads", "num_attention_heads")
-        known_activation(self.hidden_act, "hidden_act")
-        check_rope(self.rope_parameters, self.head_dim, self.max_position_embeddings)
-
-
-class LlamaRMSNorm(RMSNorm):
-    """Llama normalises by the root mean square."""
-
-
-class LlamaRotaryEmbedding(RotaryEmbedding):
-    """The tables of the rotation, computed once for all layers."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config.rope_parameters, config.head_dim, config.max_position_embeddings)
 
 
 class LlamaMLP(GatedFeedForward):
@@ -105,37 +50,17 @@ class LlamaAttention(Attention):
         )
 
 
-class LlamaDecoderLayer(nn.Module):
-    """z = x + attention(norm(x)); y = z + mlp(norm(z))."""
+class LlamaDecoderLayer(PreNormLayer):
+    """Attention and SwiGLU, each behind a norm and beside a residual."""
 
     def __init__(self, config: LlamaConfig, layer_idx: int = 0) -> None:
-        super().__init__()
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = LlamaAttention(config, layer_idx)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = LlamaMLP(config)
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch seq hidden"],
-        rotary: tuple[Float[Tensor, "#batch seq rotary"], Float[Tensor, "#batch seq rotary"]] | None = None,
-        mask: Mask = None,
-        cache: GrowingCache | None = None,
-    ) -> Float[Tensor, "batch seq hidden"]:
-        z = x + self.self_attn(self.input_layernorm(x), rotary, mask, cache)
-        return z + self.mlp(self.post_attention_layernorm(z))
+        super().__init__(config, LlamaAttention(config, layer_idx), LlamaMLP(config))
 
 
-class LlamaModel(Decoder):
-    """Embeddings, layers and a final norm; positions enter through the rotation alone."""
+class LlamaModel(PreNormModel):
+    """Llama without its head."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(
-            nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id),
-            (LlamaDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)),
-            LlamaRMSNorm(config.hidden_size, config.rms_norm_eps),
-            LlamaRotaryEmbedding(config),
-        )
+    LAYER = LlamaDecoderLayer
 
 
 class LlamaForCausalLM(CausalLM):
