@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help parity test fixtures bench real lint format pins clean
+.PHONY: help parity test fixtures readme bench real lint format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,6 +27,9 @@ test: $(READY) ## run the whole test suite, shapes asserted
 
 fixtures: $(READY) ## rebuild the tiny checkpoints, bit for bit
 	$(BIN)/python -m parity.tiny --out fixtures $(MODEL) $(ARGS)
+
+readme: $(READY) ## renew the generated parts of README.md
+	$(BIN)/python -m parity.readme
 
 bench: $(READY) ## measure speed and hold it against its bars
 	$(BIN)/python -m parity.bench $(ARGS)

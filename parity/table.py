@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,10 @@ def _summary(tallies: Sequence[Tally], seconds: float) -> str:
     return f"{verdict}; {cases:,} cases in {seconds:.1f} s{said}"
 
 
-def bars(rows: Sequence[Row], tallies: Sequence[Tally]) -> list[dict[str, Any]]:
+Bar = dict[str, Any]
+
+
+def bars(rows: Sequence[Row], tallies: Sequence[Tally]) -> list[Bar]:
     """One bar per row and verdict: the error in units of what is allowed, which must not exceed 1."""
     listed = []
     for (family, layer, prop), tally in zip(rows, tallies, strict=True):
@@ -82,8 +86,13 @@ def bars(rows: Sequence[Row], tallies: Sequence[Tally]) -> list[dict[str, Any]]:
     return listed
 
 
-def write_json(path: Path, rows: Sequence[Row], tallies: Sequence[Tally], seconds: float) -> None:
+def write_json(
+    path: Path, rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, more: Sequence[Bar] = ()
+) -> None:
     """Write the results, whole or not at all.
+
+    Args:
+        more: bars beside those of the rows.
 
     Raises:
         ReportError: naming the file and what kept it from being written.
@@ -111,10 +120,23 @@ def write_json(path: Path, rows: Sequence[Row], tallies: Sequence[Tally], second
         "reference": reference.version(),
         "torch": torch.__version__,
         "seconds": seconds,
-        "bars": bars(rows, tallies),
+        "bars": [*bars(rows, tallies), *more],
         "rows": details,
     }
-    write_atomically(path, json.dumps(report, indent=1))
+    write_atomically(path, as_json(report))
+
+
+def as_json(report: Any) -> str:
+    """JSON, in which a number that is infinite or none at all is null."""
+    return json.dumps(_finite(report), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -125,6 +147,9 @@ def write_atomically(path: Path, text: str) -> None:
     """
     temporary = None
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device takes text, but must not be replaced
+            path.write_text(text, encoding="utf-8")
+            return
         with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
             temporary = Path(file.name)
             file.write(text)

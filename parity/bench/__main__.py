@@ -13,7 +13,7 @@ from rich.table import Table
 from parity.bench import processor, settled
 from parity.cli import console
 from parity.errors import BAD_INPUT
-from parity.table import write_atomically
+from parity.table import as_json, write_atomically
 
 
 def bench(
