@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import randrange
+from types import MappingProxyType
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
+from hypothesis.errors import FlakyFailure
 
 from parity.compare import Judgement, Unequal
 from parity.family import Family, Layer
@@ -20,7 +23,18 @@ from parity.strategies import Pool
 from reimpl.config import ConfigError
 
 CONFIGURATIONS = 8  # drawn at least, and examples of each at most
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+SESSION = 10  # after so many examples Hypothesis varies each five times before it draws another, so we begin anew
+SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {
+        "phases": (Phase.generate, Phase.shrink),
+        "deadline": None,
+        "database": None,
+        "derandomize": False,
+        "report_multiple_bugs": False,
+        "print_blob": False,
+        "suppress_health_check": list(HealthCheck),
+    }
+)
 
 
 @dataclass
@@ -94,36 +108,31 @@ def hold(
     """
     tally, start, profile = Tally(), time.perf_counter(), settings()
     examples = examples or profile.max_examples
+    base = _base_seed(seed, profile.derandomize)
     pool = Pool(
         dtypes=tuple(name for name in prop.dtypes if name in dtypes),
-        seed=_pool_seed(seed, profile.derandomize),
+        seed=base,
         size=max(CONFIGURATIONS, examples // CONFIGURATIONS),
     )
 
-    @settings(
-        profile,
-        max_examples=examples,
-        phases=PHASES,
-        database=None,
-        report_multiple_bugs=False,
-        print_blob=False,
-        derandomize=seed is None and profile.derandomize,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(prop.scenarios(family, layer, pool))
     def holds(scenario: Scenario) -> None:
         check(prop, family, layer, scenario, tally)
         on_scenario()
 
     try:
-        (holds if seed is None else hypothesis_seed(seed)(holds))()
+        for number, first in enumerate(range(0, examples, SESSION)):
+            limited = settings(profile, max_examples=min(SESSION, examples - first), **SETTINGS)
+            session = limited(given(prop.scenarios(family, layer, pool))(holds))
+            hypothesis_seed(f"{base} {number}")(session)()
     except Mismatch as mismatch:
         tally.mismatch = simplest(mismatch)
+    except FlakyFailure as flaky:  # the candidate is not the same function twice
+        tally.mismatch = next(each for each in flaky.exceptions if isinstance(each, Mismatch))
     tally.seconds = time.perf_counter() - start
     return tally
 
 
-def _pool_seed(seed: int | None, derandomize: bool) -> int:
+def _base_seed(seed: int | None, derandomize: bool) -> int:
     """The run's own seed where it has one, always the same where runs must repeat, else a new one."""
     if seed is not None:
         return seed

@@ -36,18 +36,20 @@ class Pool:
 def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[tuple[tuple[str, AxisValue], ...]]:
     """Points of the configuration space, along the axes that matter to a layer, as what differs from the first choices.
 
-    The first point is the simplest. Over the others every axis goes through its choices again and again, in an order of
-    its own, so that each choice appears in as few configurations as it can.
+    The first point is the simplest. Over the others every axis goes through its choices again and again, each time in
+    another order, so that each choice appears in as few configurations as it can.
     """
     shuffled = Random(f"{pool.seed} {family.model_type} {layer.name}")
     axes = [family.axis(name) for name in layer.axes]
-    orders = [shuffled.sample(axis.choices, len(axis.choices)) for axis in axes]
-    points = [
-        tuple((axis.name, order[number % len(order)]) for axis, order in zip(axes, orders, strict=True))
-        for number in range(pool.size - 1)
-    ]
+    columns = [[(axis.name, choice) for choice in _rounds(shuffled, axis.choices, pool.size - 1)] for axis in axes]
+    points = list(zip(*columns, strict=True))
     simplest = {axis.name: axis.choices[0] for axis in axes}
     return st.sampled_from([(), *(tuple((n, v) for n, v in point if simplest[n] != v) for point in points)])
+
+
+def _rounds(random: Random, choices: tuple[AxisValue, ...], count: int) -> list[AxisValue]:
+    rounds = [random.sample(choices, len(choices)) for _ in range(-(-count // len(choices)))]
+    return [choice for each in rounds for choice in each][:count]
 
 
 def schedules(longest: int = LONGEST) -> SearchStrategy[tuple[int, ...]]:
