@@ -47,12 +47,12 @@ class GPT2Config(Config):
     embd_pdrop: float = 0.1
     attn_pdrop: float = 0.1
     layer_norm_epsilon: float = 1e-5
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    add_cross_attention: bool = False
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
     reorder_and_upcast_attn: bool = False
-    add_cross_attention: bool = False
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

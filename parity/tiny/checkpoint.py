@@ -26,11 +26,15 @@ def checkpoint(model_type: str, seed: int = 0, **changes: Any) -> tuple[sizes.Co
 
 
 def skeleton(config: sizes.Config) -> tuple[str, dict[str, initialise.Shape]]:
-    """The name of the causal language model of a configuration, and names and shapes as it writes them to disk.
+    """The name of the language model of a configuration, and names and shapes as it writes them to disk.
 
-    Names on disk are the same in every version of transformers, while those in memory are not; so it is asked to write.
+    Of a model type that has two, it is the one which fills in masked tokens. Names on disk are the same in every
+    version of transformers, while those in memory are not; so it is asked to write.
     """
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    fields = transformers.AutoConfig.for_model(**config)
+    masked = type(fields) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    model = auto.from_config(fields)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         with safe_open(Path(directory, "model.safetensors"), framework="pt") as file:

@@ -31,7 +31,7 @@ PACKED: dict[str, tuple[str, ...]] = {"c_attn": ("q", "k", "v"), "in_proj_weight
 PACKED_CROSS = ("k", "v")  # gpt2's cross-attention keeps its query apart
 EMBEDDING = re.compile(r"embed|^wte$|^wpe$|^shared$")
 ROUTER = {"gate", "router"}
-STORED_IN_OUT = {"gpt2"}  # Conv1D: the weight is [in, out], everywhere else [out, in]
+STORED_IN_OUT = {"gpt2": {"c_attn", "q_attn", "c_fc", "c_proj"}}  # Conv1D's weight; everywhere else it is [out, in]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def distribution(name: str, shape: Shape, model_type: str) -> Distribution:
         )
     if EMBEDDING.search(module):
         return Distribution(0.0, 1.0)
-    return Distribution(0.0, matrix_scale(module, parameter, shape, model_type in STORED_IN_OUT))
+    return Distribution(0.0, matrix_scale(module, parameter, shape, module in STORED_IN_OUT.get(model_type, ())))
 
 
 def matrix_scale(module: str, parameter: str, shape: Shape, in_out: bool) -> float | Tensor:
