@@ -284,6 +284,15 @@ class BertBody(Pretrained):
         return Cache(kind(capacity) for _ in self.encoder.layer)
 
     @classmethod
+    def modern(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The first checkpoints call gain and bias of a norm `gamma` and `beta`."""
+        names = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+        return {
+            next((name.replace(old, new) for old, new in names.items() if name.endswith(old)), name): tensor
+            for name, tensor in tensors.items()
+        }
+
+    @classmethod
     def weight_rules(cls, config: BertConfig) -> tuple[Rule, ...]:
         return (Derived("embeddings.position_ids"),)
 
@@ -375,6 +384,12 @@ class BertForMaskedLM(Pretrained):
 
     def make_cache(self, capacity: int | None = None) -> Cache:
         return self.bert.make_cache(capacity)
+
+    @classmethod
+    def modern(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pretraining leaves a pooler and a head for pairs of sentences, too, which have no part in this model."""
+        others = ("bert.pooler.", "cls.seq_relationship.")
+        return {name: tensor for name, tensor in BertBody.modern(tensors).items() if not name.startswith(others)}
 
     @classmethod
     def weight_rules(cls, config: BertConfig) -> tuple[Rule, ...]:

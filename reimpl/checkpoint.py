@@ -162,6 +162,11 @@ class Pretrained(nn.Module):
         return ()
 
     @classmethod
+    def modern(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by their names on disk today, where old checkpoints have others."""
+        return dict(tensors)
+
+    @classmethod
     def from_checkpoint(cls: type[P], path: str | PathLike[str], dtype: torch.dtype | None = None) -> P:
         """The model saved in a directory, in evaluation mode, in `dtype` or else in the widest that a tensor has."""
         path = Path(path)
@@ -170,7 +175,7 @@ class Pretrained(nn.Module):
             config = cls.CONFIG.from_dict(fields)
         except ConfigError as error:
             raise ConfigError(f"{path / CONFIG_FILE}: {error}") from error
-        tensors, rules = read_tensors(path), cls.weight_rules(config)
+        tensors, rules = cls.modern(read_tensors(path)), cls.weight_rules(config)
         try:
             match(_skeleton(cls, config, path, len(tensors)), tensors, rules)
         except WeightError as error:

@@ -1,6 +1,6 @@
 """What the models that generate text share: embeddings, layers, a final norm; then a head and greedy decoding."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -161,6 +161,12 @@ class CausalLM(Pretrained):
             if finished.all():
                 break
         return ids
+
+    @classmethod
+    def modern(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A body that was saved without a head lacks its own name before those of its tensors."""
+        bare = f"{cls.EMBEDDINGS}.weight" in tensors
+        return {f"{cls.BODY}.{name}" if bare else name: tensor for name, tensor in tensors.items()}
 
     @classmethod
     def weight_rules(cls, config: Any) -> tuple[Rule, ...]:

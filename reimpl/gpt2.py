@@ -62,6 +62,16 @@ class GPT2Config(Config):
             between(getattr(self, name), 0, 1, name)
 
     @property
+    def hidden_size(self) -> int:
+        """What other models call n_embd."""
+        return self.n_embd
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """What other models call n_layer."""
+        return self.n_layer
+
+    @property
     def inner(self) -> int:
         """Channels between the two matrices of the feed-forward layer."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
