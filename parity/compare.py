@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 TRUTH_BOUND = 1e-12  # design: a correct port agrees with the lifted reference to 2e-15, a 30-layer model to 4e-15
 RMS_FACTOR, MAX_FACTOR = 4.0, 8.0  # design: correct variants stayed below 2.3, any factor from 2 to 16 served
-VERDICTS = ("output", "cache", "gradient", "precision", "side effects")
+VERDICTS = ("output", "cache", "gradient", "routing", "precision", "side effects")
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,22 @@ class Quantity:
         return self.name if self.step == 0 else f"{self.name} in step {self.step}"
 
 
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What a router chose for each token of a call: all scores, [tokens, options], and the chosen, [tokens, chosen]."""
+
+    scores: Tensor
+    chosen: Tensor
+
+
 @dataclass(frozen=True)
 class Record:
-    """What one side computed: the quantities, their values, and which entries are defined (None: all)."""
+    """What one side computed: the quantities, their values, which entries are defined (None: all), what was chosen."""
 
     quantities: list[Quantity]
     values: list[Tensor]
     valid: list[Tensor | None]
+    choices: list[Choice] = field(default_factory=list)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -61,7 +70,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A quantity's error beside what was allowed; all relative."""
+    """A quantity's error beside what was allowed; all relative. Of choices also their number, and the near-ties."""
 
     quantity: Quantity
     dtype: str
@@ -69,6 +78,8 @@ class Judgement:
     max: float
     allowed_rms: float
     allowed_max: float
+    choices: int = 0
+    near_ties: int = 0
 
     @property
     def ratio(self) -> float:
@@ -141,9 +152,9 @@ def _errors(truth: Record, runs: Sequence[Record]) -> Tensor:
         difference = torch.stack([run.values[index].detach() for run in runs]).double().sub_(target.detach())
         errors.append(_norm(difference if valid is None else difference.where(valid, 0.0)))
     counts = truth.sizes[:, 2:].clamp(min=1).sqrt()
-    errors = torch.stack(errors).nan_to_num(nan=math.inf)
-    errors[:, 0] /= counts
-    return errors
+    stacked = torch.stack(errors).nan_to_num(nan=math.inf)
+    stacked[:, 0] /= counts
+    return stacked
 
 
 def _norm(tensors: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import cycle
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from parity import family as families
 from parity import reference as theirs
+from parity import routing
 from parity.candidate import Candidate
 from parity.case import OF_MEMORY, Case, Step, by_token
 from parity.compare import Judgement, Quantity, Record, Unequal, judge
@@ -125,6 +127,10 @@ class Pair:
             {field: choice for field, choice in way.items() if matters[field]} for way in self.family.implementations
         ]
         return [way for index, way in enumerate(ways) if way not in ways[:index]]
+
+    def implementations_of(self, side: Reference) -> Sequence[Mapping[str, str]]:
+        """Those that one side has."""
+        return [way for way in self.implementations if side.can(way)]
 
 
 def on_disk(side: Side, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -244,33 +250,46 @@ def hold_against(
     Where that fails, the yardstick gets a second look: the reference's error when its weights and inputs are off by one
     unit in the last place. No correct implementation can promise less, and it tells a mistake from a value that lies on
     a kink (ReLU's gradient) or in an ill-conditioned place, where the reference is right by luck.
+
+    Where tokens are routed, truth and reference are made to choose as the candidate did, and its choices are judged.
     """
-    dtype = DTYPES[name]
-    if dtype is torch.float64:
-        return judge(truth, candidate, [], dtype, name)
-    references = run_references(pair, case, measure, dtype)
-    judgements = judge(truth, candidate, references, dtype, name)
-    if all(judgement.holds for judgement in judgements):
+    dtype, told = DTYPES[name], routing.agreed(candidate, truth)
+    if not routing.obeyed(truth, told):
+        truth = run_truth(pair, case, measure, told)
+    references = [] if dtype is torch.float64 else run_references(pair, case, measure, dtype, told)
+    judgements = _judge(pair, case, truth, candidate, references, name)
+    if dtype is torch.float64 or all(judgement.holds for judgement in judgements):
         return judgements
-    return judge(truth, candidate, [*references, *_run_disturbed(pair, case, measure, dtype)], dtype, name)
+    references += _run_disturbed(pair, case, measure, dtype, told)
+    return _judge(pair, case, truth, candidate, references, name)
+
+
+def _judge(
+    pair: Pair, case: Case, truth: Record, candidate: Record, references: Sequence[Record], name: str
+) -> list[Judgement]:
+    judgements = judge(truth, candidate, references, DTYPES[name], name)
+    if pair.layer.routes:
+        judgements += routing.judge(case, truth, candidate, references, DTYPES[name], name)
+    return judgements
 
 
 DISTURBANCES = 16
 
 
-def _run_disturbed(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) -> list[Record]:
+def _run_disturbed(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype, told: routing.Told) -> list[Record]:
     """The reference in a dtype, with every weight and input moved by at most one unit in the last place."""
     side, seed = pair.reference(dtype), case.scenario.seed
     weights = initialise.fill(pair.plan, seed) if side.parameters else {}
     records = []
-    for number, implementation in zip(range(DISTURBANCES), cycle(pair.implementations), strict=False):
+    for number, implementation in zip(range(DISTURBANCES), cycle(pair.implementations_of(side)), strict=False):
         side.use(implementation)
         stream = f"disturbance {number}"
         moved = {name: _moved(value, dtype, seed, f"{stream} of {name}") for name, value in weights.items()}
         pair.load(side, moved, seed)
-        other = case.varied(x=_moved(case.x, dtype, seed, stream))
+        memory = None if case.memory is None else _moved(case.memory, dtype, seed, f"{stream} of the memory")
+        other = case.varied(x=_moved(case.x, dtype, seed, stream), memory=memory)
         tabulate(pair, other, dtype)
-        records.append(measure(side, other))
+        records.append(_run(pair, side, other, measure, told))
     pair.forget()
     return records
 
@@ -281,25 +300,37 @@ def _moved(value: Tensor, dtype: torch.dtype, seed: int, stream: str) -> Tensor:
     return value.double() * (1 + torch.finfo(dtype).eps * steps)
 
 
-def run_truth(pair: Pair, case: Case, measure: Measure) -> Record:
+NOTHING_TOLD: routing.Told = MappingProxyType({})
+
+
+def _run(pair: Pair, side: Side, case: Case, measure: Measure, told: routing.Told = NOTHING_TOLD) -> Record:
+    """What a side computes, beside what its routers chose of themselves or were told to."""
+    if not pair.layer.routes:
+        return measure(side, case)
+    return routing.watched(partial(measure, side, case), told)
+
+
+def run_truth(pair: Pair, case: Case, measure: Measure, told: routing.Told = NOTHING_TOLD) -> Record:
     """The float64 truth of a case."""
     side = pair.reference(torch.float64)
     side.use(pair.family.implementations[0])
     tabulate(pair, case, torch.float64)
     pair.ready(side, case.scenario.seed)
     with lifted():
-        return measure(side, case)
+        return _run(pair, side, case, measure, told)
 
 
-def run_references(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) -> list[Record]:
+def run_references(
+    pair: Pair, case: Case, measure: Measure, dtype: torch.dtype, told: routing.Told = NOTHING_TOLD
+) -> list[Record]:
     """The reference in a dtype, once per implementation of its own."""
     side = pair.reference(dtype)
     tabulate(pair, case, dtype)
     records = []
-    for implementation in pair.implementations:
+    for implementation in pair.implementations_of(side):
         side.use(implementation)
         pair.ready(side, case.scenario.seed)
-        records.append(measure(side, case))
+        records.append(_run(pair, side, case, measure, told))
     return records
 
 
@@ -317,7 +348,7 @@ def measured(pair: Pair, side: Candidate, case: Case, measure: Measure) -> Recor
     """
     pair.ready(side, case.scenario.seed)
     try:
-        return measure(side, case)
+        return _run(pair, side, case, measure)
     except Exception as error:
         raise Unequal(f"the candidate raises {type(error).__name__} in {side.dtype}: {error}") from error
 

@@ -178,6 +178,13 @@ class Reference:
         for name, value in implementation.items():
             setattr(self.config, name, value)
 
+    def can(self, implementation: Mapping[str, str]) -> bool:
+        """Whether the reference computes so here: `grouped_mm` knows no float64, and wants rows of whole 16 bytes."""
+        if implementation.get("_experts_implementation") != "grouped_mm":
+            return True
+        rows = [tensor.stride(-2) * tensor.element_size() for tensor in self.parameters.values() if tensor.ndim == 3]
+        return self.dtype is not torch.float64 and all(size % 16 == 0 for size in rows)
+
     def new_cache(self) -> DynamicCache | EncoderDecoderCache:
         """An empty cache, as the reference makes it for itself; where it attends to a memory, one for that too."""
         if self.layer.kind is Kind.CROSS or getattr(self.config, "add_cross_attention", False):
@@ -280,6 +287,9 @@ class Loaded(Reference):
     def __init__(self, family: Family, layer: Layer, module: nn.Module, dtype: torch.dtype) -> None:
         self.family, self.layer, self.dtype = family, layer, dtype
         self.module, self.config, self._rotary = module, module.config, None
+        if dtype is torch.float64:
+            for part in (self.config, *module.modules()):
+                vars(part).update({name: value for name, value in family.exact.items() if name in vars(part)})
         self.parameters = dict(module.named_parameters())
 
 

@@ -46,6 +46,8 @@ class Tally:
         scenarios: scenarios drawn.
         worst: per verdict, the judgement nearest to its allowance.
         unjudged: quantities of which nothing could be said, since the reference itself was not finite.
+        choices: of experts or their groups, each for one token.
+        near_ties: those that rounding explains, though the truth chooses otherwise.
         seconds: wall time.
     """
 
@@ -53,6 +55,8 @@ class Tally:
     cases: int = 0
     worst: dict[str, Judgement] = field(default_factory=dict)
     unjudged: int = 0
+    choices: int = 0
+    near_ties: int = 0
     seconds: float = 0.0
     mismatch: Mismatch | None = None
 
@@ -62,6 +66,8 @@ class Tally:
         self.cases += scenario.stack * len(scenario.dtypes)
         for judgement in judgements:
             verdict = judgement.quantity.verdict
+            self.choices += judgement.choices
+            self.near_ties += judgement.near_ties
             if not judgement.judged:
                 self.unjudged += 1
             elif verdict not in self.worst or judgement.ratio > self.worst[verdict].ratio:

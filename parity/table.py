@@ -65,6 +65,9 @@ def _summary(tallies: Sequence[Tally], seconds: float) -> str:
     unjudged = sum(tally.unjudged for tally in tallies)
     verdict = f"{failed} of {len(tallies)} rows FAIL" if failed else f"all {len(tallies)} rows hold"
     said = f"; of {unjudged} quantities nothing could be said, the reference itself overflows" if unjudged else ""
+    choices, near_ties = sum(tally.choices for tally in tallies), sum(tally.near_ties for tally in tallies)
+    if choices:
+        said += f"; {near_ties:,} of {choices:,} choices of experts were near-ties, which rounding decides"
     return f"{verdict}; {cases:,} cases in {seconds:.1f} s{said}"
 
 
@@ -107,6 +110,8 @@ def write_json(
             "cases": tally.cases,
             "seconds": tally.seconds,
             "unjudged": tally.unjudged,
+            "choices": tally.choices,
+            "near_ties": tally.near_ties,
             "worst": {
                 verdict: {"quantity": str(j.quantity), "dtype": j.dtype, "error": j.error, "allowed": j.allowed}
                 for verdict, j in tally.worst.items()

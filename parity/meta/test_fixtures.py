@@ -105,7 +105,12 @@ class TestLoudness:
     def test_no_two_axes_share_a_size(self, model_type: str) -> None:
         config = sizes.config(model_type)
         axes = {name: config[name] for name in sizes.SIZES if name in config}
-        if "head_dim" in axes:
+        if "kv_lora_rank" in axes:
+            del axes["num_key_value_heads"]  # no axis of its own: every head makes its keys from the latents
+            axes["query rows"] = config["num_attention_heads"] * (axes["qk_nope_head_dim"] + axes["qk_rope_head_dim"])
+            axes["latent rows"] = axes["kv_lora_rank"] + axes["qk_rope_head_dim"]
+            axes["shared rows"] = config["n_shared_experts"] * axes["moe_intermediate_size"]
+        elif "head_dim" in axes:
             axes["query rows"] = config["num_attention_heads"] * config["head_dim"]
             axes["key rows"] = config["num_key_value_heads"] * config["head_dim"]
         equal = [pair for pair in itertools.combinations(axes, 2) if axes[pair[0]] == axes[pair[1]]]

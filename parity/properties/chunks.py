@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 from hypothesis.strategies import SearchStrategy
+from torch import Tensor
 
-from parity import strategies
+from parity import routing, strategies
 from parity.compare import Judgement, Quantity, Record
 from parity.family import Family, Layer
 from parity.pair import Pair, forward, hold_against, run_candidate, run_truth
@@ -28,23 +29,24 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
     truth = run_truth(pair, whole, forward)
     judgements = []
     for name in scenario.dtypes:
-        candidate = _joined(run_candidate(pair, chunked, forward, DTYPES[name]))
+        candidate = _joined(run_candidate(pair, chunked, forward, DTYPES[name]), scenario)
         judgements += hold_against(pair, whole, forward, truth, candidate, name)
     return judgements
 
 
-def _joined(record: Record) -> Record:
-    """The outputs of all steps as one, and the cache after the last."""
-    last = max(quantity.step for quantity in record.quantities)
-    outputs = [value for q, value in zip(record.quantities, record.values, strict=True) if q.name == "output"]
-    caches = [
-        (Quantity(q.name, "cache"), value)
-        for q, value in zip(record.quantities, record.values, strict=True)
-        if q.verdict == "cache" and q.step == last
-    ]
-    quantities = [Quantity("output", "output"), *(quantity for quantity, _ in caches)]
-    values = [torch.cat(outputs, dim=1), *(value for _, value in caches)]
-    return Record(quantities, values, [None] * len(values))
+def _joined(record: Record, scenario: Scenario) -> Record:
+    """The outputs of all steps as one, the cache after the last, and what routers chose for all tokens.
+
+    A vector of the whole row is made of its first token, hence in the first step.
+    """
+    last = len(scenario.schedule) - 1
+    steps: dict[Quantity, list[Tensor]] = {}
+    for quantity, value in zip(record.quantities, record.values, strict=True):
+        if quantity.verdict == "output" or quantity.step == last:
+            steps.setdefault(replace(quantity, step=0), []).append(value)
+    values = [parts[0] if parts[0].ndim == 2 else torch.cat(parts, dim=1) for parts in steps.values()]
+    choices = routing.joined(record, scenario.rows, len(scenario.schedule))
+    return Record(list(steps), values, [None] * len(values), choices)
 
 
 PROPERTY = Property(

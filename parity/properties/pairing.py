@@ -26,7 +26,6 @@ from parity.tiny import initialise
 from reimpl.rope import adjacent_from_half, half_from_adjacent, half_order
 
 Weights = Mapping[str, Tensor]
-ROTATED = ("q_proj", "k_proj")
 
 
 def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
@@ -59,7 +58,8 @@ def permuted(pair: Pair, weights: Weights, permute: Callable[[Tensor, int], Tens
     """The weights with the rows of every q and k projection permuted within their heads."""
     width = pair.reference_config.head_dim
     return {
-        name: permute(tensor, width) if name.split(".")[-2] in ROTATED else tensor for name, tensor in weights.items()
+        name: permute(tensor, width) if name.split(".")[-2] in pair.family.turned else tensor
+        for name, tensor in weights.items()
     }
 
 
@@ -88,7 +88,7 @@ def _keys_in_half_order(pair: Pair, record: Record) -> Record:
 PROPERTY = Property(
     "pairing",
     "is the same in the other rotary pairing, with the rows of q and k permuted",
-    lambda family, layer: layer.kind is Kind.ATTENTION and family.rotary is not None,
+    lambda family, layer: layer.kind is Kind.ATTENTION and family.rotary is not None and bool(family.turned),
     scenarios,
     judge,
     dtypes=("f64",),
