@@ -34,7 +34,7 @@ def eager(
 ) -> Float[Tensor, "batch heads q value_dim"]:
     """softmax(q k^T scale + bias) v as it is written, with all scores in memory and the softmax in at least float32."""
     kv_heads, allowed = k.shape[1], _as_tensor(mask, q, k)
-    scores = torch.einsum("bkgqd,bksd->bkgqs", _grouped(q, kv_heads), k) * scale
+    scores = _products(_grouped(q, kv_heads), k) * scale
     if bias is not None:
         scores = scores + _grouped(bias, kv_heads)
     if allowed is not None:
@@ -47,6 +47,13 @@ def eager(
     return context.flatten(1, 2)
 
 
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T, of one query with the keys on the left, as they lie: so they are read fastest."""
+    if q.shape[3] == 1:
+        return (k @ q.squeeze(3).mT).mT.unsqueeze(3)
+    return torch.einsum("bkgqd,bksd->bkgqs", q, k)
+
+
 def fused(
     q: Float[Tensor, "batch heads q dim"],
     k: Float[Tensor, "batch kv_heads k dim"],
@@ -57,8 +64,9 @@ def fused(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads q value_dim"]:
     """torch's kernel, without repeated keys and, where it can, without a mask."""
-    if q.shape[2] == 1 and q.shape[1] != k.shape[1]:
-        return _fused_decode(q, k, v, mask, scale, bias, dropout)
+    if q.shape[2] == 1:
+        decode = eager if _outlasts_kernel(q, k) else _fused_decode
+        return decode(q, k, v, mask, scale, bias, dropout)
     # The kernel aligns its own causal mask top-left, which is the same for as many queries as keys only.
     is_causal = mask is CAUSAL and q.shape[2] == k.shape[2] and bias is None
     allowed = None if is_causal else _as_tensor(mask, q, k)
@@ -76,6 +84,13 @@ def _fused_decode(
         bias = _members(bias, kv_heads)
     context = _kernel(_members(q, kv_heads), k, v, allowed, scale, bias, dropout)
     return context.reshape(*q.shape[:3], v.shape[-1])
+
+
+def _outlasts_kernel(q: Tensor, k: Tensor) -> bool:
+    """Whether a single query has so many keys that two matrix products read them faster than the kernel, on a CPU."""
+    if k.element_size() < torch.float32.itemsize:
+        return q.shape[1] == k.shape[1] and k.numel() >= 2**16  # then the kernel is 2 to 4 times as slow
+    return k.numel() >= 2**21
 
 
 def _members(x: Tensor, kv_heads: int) -> Tensor:
