@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from reimpl.config import Config, ConfigError
+from reimpl.precision import convert
 from reimpl.weights import Rule, WeightError, fill, match
 
 CONFIG_FILE = "config.json"
@@ -180,7 +181,7 @@ class Pretrained(nn.Module):
             match(_skeleton(cls, config, path, len(tensors)), tensors, rules)
         except WeightError as error:
             raise CheckpointError(f"{path}: {error}") from error
-        model = cls(config).to(dtype or _widest(tensors))
+        model = convert(cls(config), dtype or _widest(tensors))
         fill(model, tensors, rules)
         return model.eval()
 
