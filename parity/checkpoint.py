@@ -198,7 +198,7 @@ class Results:
             console.print(str(first), markup=False, highlight=False)
         for bar in controls:
             verdict = "holds" if bar["holds"] else "FAILS"
-            console.print(f"{verdict}: {bar['name']} ({bar['value']:.0e} {bar['unit']})", highlight=False)
+            console.print(f"control {verdict}: {bar['name']}; {bar['value']:.0e} {bar['unit']}", highlight=False)
         if json is not None:
             write_json(json, self.rows, self.tallies, seconds, controls)
         return 0 if all(bar["holds"] for bar in [*bars(self.rows, self.tallies), *controls]) else 1

@@ -16,7 +16,7 @@ from parity import family as families
 from parity import property as properties
 from parity import reference
 from parity.checkpoint import Results
-from parity.compare import Judgement, Quantity, Record, judge, worst
+from parity.compare import Judgement, Quantity, Record, judge
 from parity.properties.pairing import adjacent
 from parity.property import Property
 from parity.real.smollm2 import Stored, weights_file
@@ -32,11 +32,13 @@ a way I have of driving off the spleen and regulating the circulation. Whenever 
 mouth; whenever it is a damp, drizzly November in my soul"""
 SCHEDULE = (60, 1, 1, 1, 1)
 """The first 64 tokens of the text: a prefill, then four decoding steps."""
-CONTROL = "the rows as they are stored, rotated in halves, must differ"
+CONTROL = "the rows as they are stored differ when rotated in halves"
 
 
 def prove(dtypes: Sequence[str], json: Path | None, console: Console) -> int:
     """Run it, print the table, and return the exit code: 0 if all holds, 1 for a mismatch.
+
+    The rows as they are stored are tried together with float64, which decides.
 
     Raises:
         CheckpointError: if a package is missing.
@@ -89,9 +91,9 @@ def add_pairing(results: Results, comparison: Comparison, stored: Stored) -> lis
         turned = keys_in_half_order(attempt(side, case, 0).record, stored.config.head_dim)
     judgements = judge(truth, turned, [], torch.float64, comparison.dtype)
     results.add(properties.find("pairing"), comparison, judgements)
-    missed = worst(judge(truth, attempt(side, case, 0).record, [], torch.float64, comparison.dtype))
-    assert missed is not None
-    return [{"name": CONTROL, "value": missed.ratio, "unit": "allowance", "bar": 1.0, "holds": missed.ratio > 1}]
+    halved = judge(truth, attempt(side, case, 0).record, [], torch.float64, comparison.dtype)
+    missed = max(judgement.ratio for judgement in halved if judgement.quantity.name == "output")
+    return [{"name": CONTROL, "value": missed, "unit": "times the allowance", "bar": 1.0, "holds": missed > 1}]
 
 
 def keys_in_half_order(record: Record, head_dim: int) -> Record:
