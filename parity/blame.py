@@ -6,16 +6,16 @@ missing, leads to a result that is wrong, and nothing between the two is there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from parity.collect import contains
+from parity.collect import Collect
 from parity.watch import Name
 
-SHOWN = 4  # names in one enumeration
+SHOWN = 5  # names in one enumeration
 
 
 class Chain:
@@ -25,15 +25,15 @@ class Chain:
         names: what they are called.
         values: what the reference has for them.
         leads: from which (rows) to which (columns) a path leads, [n, n].
-        numbers: all numbers that the candidate has, sorted.
+        collected: what the candidate has.
         scale: what an error is relative to, where that is more than a quantity's own root mean square.
     """
 
     def __init__(
-        self, names: Sequence[Name], values: Sequence[Tensor], leads: Tensor, numbers: Tensor, scale: float = 0.0
+        self, names: Sequence[Name], values: Sequence[Tensor], leads: Tensor, collected: Collect, scale: float = 0.0
     ) -> None:
-        self.names, self._leads = names, leads
-        self._there = torch.tensor([contains(numbers, value, scale) for value in values])
+        self.names, self._values, self._leads, self._collected = names, values, leads, collected
+        self._there = torch.tensor([collected.has(value, scale) for value in values])
         self._telling = torch.tensor([_is_telling(value) for value in values])
 
     def blamed(self, wrong: Sequence[int], sure: bool = True) -> list[int]:
@@ -50,23 +50,35 @@ class Chain:
         return (~there & (reaches & ~witnessed)[:, wrong].any(1)).nonzero()[:, 0].tolist()
 
     def sentence(self, blamed: Sequence[int], when: str = "") -> str:
-        """Where the two sides part, what else departs there, and what is right just before and beside it."""
-        first, *others = blamed
-        beside = [i for i in others if not self._leads[blamed, i].any()]
-        exact = (self._there & self._telling & ~self._leads[first]).nonzero()[:, 0].tolist()
-        nearest = [i for i in exact if i not in blamed and not self._leads[i, exact].any()]
-        parts = [f"first departs at {self.names[first]}{when}"]
-        if beside:
-            parts.append(f"{self._listed(beside, first)} {'departs' if len(beside) == 1 else 'depart'} too")
-        if nearest:
-            parts.append(f"{self._listed(nearest, first)} {'is' if len(nearest) == 1 else 'are'} exact")
-        return "; ".join(parts)
+        """Where the two sides part, what else departs there, and what is right just before it and beside it."""
+        first = blamed[0]
+        too = [i for i in blamed[1:] if not self._leads[blamed, i].any()]
+        right = [i for i in range(len(self.names)) if self._is_near(i, first) and i not in blamed]
+        right = [i for i in right if not self._leads[i, right].any()]
+        mixed = [i for i in right if not self._collected.has_in_order(self._values[i])]
+        exact = [i for i in right if i not in mixed]
+        parts = [
+            f"first departs at {self.names[first]}{when}",
+            *self._said("{} too", too, first),
+            *self._said("with {} exact", exact, first),
+            *self._said("with {} exact but for the order", mixed, first),
+        ]
+        return ", ".join(parts)
 
-    def _listed(self, indices: Sequence[int], near: int) -> str:
-        """An enumeration, with owners where they are not that of a quantity just named."""
-        names, owner = [self.names[i] for i in indices[-SHOWN:]], self.names[near].owner
-        *most, last = [name.name if name.owner == owner else str(name) for name in names]
-        return f"{', '.join(most)} and {last}" if most else last
+    def _is_near(self, i: int, first: int) -> bool:
+        """Whether the candidate has a quantity that leads to the first one, or stands beside it in the same module."""
+        beside = self.names[i].owner == self.names[first].owner and not self._leads[first, i]
+        return bool(self._there[i] & self._telling[i] & (self._leads[i, first] | beside))
+
+    def _said(self, clause: str, indices: Sequence[int], near: int) -> Iterator[str]:
+        """A clause about some quantities; the owner is left out where it is that of the one already named."""
+        owner = self.names[near].owner
+        names = [self.names[i].name if self.names[i].owner == owner else str(self.names[i]) for i in indices]
+        if len(names) > SHOWN:
+            names[SHOWN:] = [f"{len(names) - SHOWN} more"]
+        if names:
+            *most, last = names
+            yield clause.format(f"{', '.join(most)} and {last}" if most else last)
 
 
 def _is_telling(value: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parity.compare import TRUTH_BOUND
+
+MASKED = torch.finfo(torch.float64).min / 2  # what lies below was taken out by a mask
 
 
 class Collect(TorchDispatchMode):
@@ -50,10 +53,34 @@ class Collect(TorchDispatchMode):
             if place not in self._kept:  # the tensor is kept beside its copy, so that no other one takes its place
                 self._kept[place] = tensor, tensor.detach().double().flatten().clone()
 
-    def numbers(self) -> Tensor:
+    @cached_property
+    def _numbers(self) -> Tensor:
         """All numbers collected, sorted, between two infinities."""
         ends = torch.tensor([-math.inf, math.inf], dtype=torch.float64)
         return torch.cat([ends, *(copy for _, copy in self._kept.values())]).nan_to_num(nan=math.inf).sort().values
+
+    def has(self, value: Tensor, scale: float = 0.0) -> bool:
+        """Whether all numbers of a tensor are among those collected, by the bound that decides in float64.
+
+        Args:
+            scale: what the bound is relative to, where that is more than the tensor's own root mean square.
+        """
+        flat = value[value > MASKED].detach().double().contiguous()
+        at = torch.searchsorted(self._numbers, flat).clamp(1, len(self._numbers) - 1)
+        nearest = torch.minimum((self._numbers[at] - flat).abs(), (self._numbers[at - 1] - flat).abs())
+        return bool((nearest <= _bound(flat, scale)).all())
+
+    def has_in_order(self, value: Tensor) -> bool:
+        """Whether the last of a tensor's rows stands somewhere as a row, too, which a wrong order would break up."""
+        row = value.detach().double().reshape(-1, value.shape[-1])[-1]
+        bound = _bound(row)
+        tables = (copy.view(-1, len(row)) for _, copy in self._kept.values() if copy.numel() % len(row) == 0)
+        return any(bool(((table - row).abs() <= bound).all(dim=1).any()) for table in tables)
+
+
+def _bound(numbers: Tensor, scale: float = 0.0) -> Tensor:
+    own = numbers.square().mean().sqrt().item() if numbers.numel() else 0.0
+    return TRUTH_BOUND * (numbers.abs() + max(scale, own))
 
 
 class Unfused(TorchFunctionMode):
@@ -82,7 +109,7 @@ def _scores_and_weights(
     """What `F.scaled_dot_product_attention` says that it computes on its way, under the names of its arguments."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.mT
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None and attn_mask.dtype is torch.bool:
@@ -90,19 +117,3 @@ def _scores_and_weights(
     elif attn_mask is not None:
         scores = scores + attn_mask
     scores.softmax(-1)
-
-
-def contains(numbers: Tensor, value: Tensor, scale: float = 0.0) -> bool:
-    """Whether all entries of a tensor are among sorted numbers, by the bound that decides in float64.
-
-    Args:
-        scale: what the bound is relative to, where that is more than the tensor's own root mean square.
-    """
-    flat = value.detach().double().flatten().contiguous()
-    if not flat.numel():
-        return True
-    at = torch.searchsorted(numbers, flat).clamp(1, len(numbers) - 1)
-    nearest = torch.minimum((numbers[at] - flat).abs(), (numbers[at - 1] - flat).abs())
-    return bool(
-        (nearest <= TRUTH_BOUND * max(scale, flat.square().mean().sqrt().item()) + TRUTH_BOUND * flat.abs()).all()
-    )

@@ -9,13 +9,15 @@ from functools import cached_property
 import torch
 
 from parity import reference
+from parity.case import Case
 from parity.compare import Judgement, worst
 from parity.family import Family, Layer
 from parity.pair import Pair, pair_of
-from parity.patterns import describe, longer
+from parity.patterns import describe, tellings
 from parity.property import Property
 from parity.scenario import DTYPE_NAMES, DTYPES, Scenario
 from parity.trace import Divergence, locate
+from parity.watch import Name
 
 SHOWN = 4  # names in one enumeration
 MEASURED = ("output", "cache", "gradient")  # verdicts whose error is a distance from the truth
@@ -50,14 +52,24 @@ class Mismatch(AssertionError):
 
     @cached_property
     def divergence(self) -> Divergence | None:
-        """Where the two sides first part, as far as a run in float64 shows it."""
-        return locate(self._pair, self.prop.case(self._pair, self.scenario))
+        """Where the two sides first part, as far as it is known: from a run in float64 or from what was judged."""
+        backward = "gradient" in self.verdicts or isinstance(self.failure, str)
+        located = (locate(self._pair, case, backward) for case in self._cases())
+        return next(filter(None, located), None) or next(map(_remark, self._remarkable), None)
 
     @cached_property
     def patterns(self) -> tuple[str, ...]:
         """What the error looks like, as far as a run in float64 shows it."""
-        scenarios = (longer(self.scenario), self.scenario)
-        return describe(self._pair, (self.prop.case(self._pair, scenario) for scenario in scenarios))
+        return describe(self._pair, self._cases())
+
+    def _cases(self) -> Iterator[Case]:
+        scenarios = tellings(self.scenario, self.family.positions)
+        return (self.prop.case(self._pair, scenario) for scenario in scenarios)
+
+    @property
+    def _remarkable(self) -> list[Judgement]:
+        """What fails without being a distance from the truth."""
+        return [judgement for judgement in self.failed if judgement.quantity.verdict not in MEASURED]
 
     @property
     def _pair(self) -> Pair:
@@ -78,19 +90,19 @@ class Mismatch(AssertionError):
         yield "where", self._where()
         measured = [judgement for judgement in self.failed if judgement.quantity.verdict in MEASURED]
         largest = worst(measured)
-        if largest or self.patterns:
-            yield "size", "; ".join([*([_size(largest)] if largest else []), *self.patterns])
+        if largest is not None:
+            yield "size", _size(largest)
+        if self.patterns:
+            yield "outputs", ", ".join(self.patterns)
         if others := [str(judgement.quantity) for judgement in measured if judgement is not largest]:
             yield "also", _few(list(dict.fromkeys(others)))
         yield "smallest", as_call(self.smallest)
         yield "again", self._again()
 
     def _where(self) -> str:
-        """As far as it is known: from a run in float64, from the precision of operations, from what was written to."""
-        known = [] if self.divergence is None else [self.divergence.where]
-        known += [_remark(judgement) for judgement in self.failed if judgement.quantity.verdict not in MEASURED]
-        if known:
-            return "; ".join(dict.fromkeys(known))
+        known = [self.divergence, *map(_remark, self._remarkable)]
+        if sentences := dict.fromkeys(each.where for each in known if each is not None):
+            return "; ".join(sentences)
         if all(judgement.dtype != "f64" for judgement in self.failed):
             return "unknown: in float64 both sides are the same throughout, so they part in precision only"
         return "unknown: one run of both sides is the same throughout"
@@ -109,12 +121,13 @@ def _size(failed: Judgement) -> str:
     return f"{failed.error:.2g} relative, {times} ({failed.quantity}, {NAMES[failed.dtype]})"
 
 
-def _remark(failed: Judgement) -> str:
+def _remark(failed: Judgement) -> Divergence:
     """What there is to say of a judgement which is no distance from the truth."""
+    quantity = Name(failed.quantity.name)
     if failed.quantity.verdict != "precision":
-        return str(failed.quantity)
+        return Divergence(quantity, str(failed.quantity))
     used, wanted = (_dtype_of(eps) for eps in (failed.error, failed.allowed))
-    return f"{failed.quantity} in {used}, where the reference takes {wanted}"
+    return Divergence(quantity, f"{quantity} in {used}, where the reference takes {wanted}")
 
 
 def _dtype_of(eps: float) -> str:

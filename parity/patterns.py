@@ -14,19 +14,28 @@ from parity.pair import Pair, forward, run_candidate, run_truth
 from parity.scenario import Scenario
 
 EXACT = 100 * TRUTH_BOUND  # far above rounding, and far below a mistake of which something is to be told
-GROWS = 0.8  # rank correlation of error and position
-MORE = 4  # tokens by which chunks are made longer
+GROWS = 0.9  # rank correlation of error and position
+MORE = 8  # tokens by which chunks are made longer
 F64 = torch.float64
 
 
-def longer(scenario: Scenario) -> Scenario:
-    """The scenario with longer chunks: a smallest one is the last place in which to see something grow."""
-    packing = scenario.packing and (*scenario.packing[:-1], scenario.packing[-1] + MORE)
-    return replace(scenario, schedule=tuple(chunk + MORE for chunk in scenario.schedule), packing=packing)
+def tellings(scenario: Scenario, positions: int | None) -> Iterator[Scenario]:
+    """The scenario with longer chunks, with a longer first chunk, as far as there are positions, and itself.
+
+    A smallest scenario is the last place in which to see something grow, or to tell one number from another.
+    """
+    first, *rest = scenario.schedule
+    for schedule in (tuple(chunk + MORE for chunk in scenario.schedule), (first + MORE, *rest)):
+        more = sum(schedule) - scenario.length
+        packing = scenario.packing and (*scenario.packing[:-1], scenario.packing[-1] + more)
+        longer = replace(scenario, schedule=schedule, packing=packing)
+        if positions is None or scenario.offset + longer.length <= positions:
+            yield longer
+    yield scenario
 
 
 def describe(pair: Pair, cases: Iterable[Case]) -> tuple[str, ...]:
-    """The patterns of the error in float64, as short phrases, in the first of the cases in which there is an error."""
+    """What can be said of the outputs in float64, as short phrases, in the first of the cases which shows an error."""
     return next(filter(None, (tuple(_patterns(pair, case)) for case in cases)), ())
 
 
@@ -38,7 +47,7 @@ def _patterns(pair: Pair, case: Case) -> Iterator[str]:
     except Unequal:
         return
     if wrong == {"cache"}:
-        yield "outputs are exact"
+        yield "exact"
     if "output" in wrong:
         yield from _of_outputs(pair, case, _outputs(candidate), _outputs(truth))
 
@@ -64,7 +73,7 @@ def _of_outputs(pair: Pair, case: Case, ours: Tensor, theirs: Tensor) -> Iterato
     ours, theirs = ours[valid], theirs[valid]
     ratio = (ours * theirs).sum() / theirs.square().sum()
     if (ours - ratio * theirs).square().mean().sqrt() <= EXACT * ours.square().mean().sqrt():
-        yield f"a constant ratio of {ratio.item():.6g}"
+        yield f"{ratio.item():.6g} times what they should be"
     elif torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, rtol=EXACT, atol=EXACT):
         yield "the right numbers in another order"
 
@@ -86,10 +95,10 @@ def _by_token(errors: Tensor, valid: Tensor) -> Iterator[str]:
     of_token = torch.stack([errors[valid & (before == n)].amax() for n in range(int(before.max()) + 1)])
     first = int((of_token > EXACT).nonzero()[0])
     if first:
-        yield "the first token exact" if first == 1 else f"the first {first} tokens exact"
+        yield "exact at the first token" if first == 1 else f"exact at the first {first} tokens"
     rest = of_token[first:]
     if len(rest) >= MORE and torch.corrcoef(torch.stack([_ranks(rest), _ranks(torch.arange(len(rest)))]))[0, 1] > GROWS:
-        yield "grows with position"
+        yield "further off with position"
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -100,7 +109,7 @@ def _by_row(case: Case, wrong: Tensor) -> Iterator[str]:
     if case.valid is not None:
         plain = case.valid.all(dim=1)
         if plain.any() and not wrong[plain].any():
-            yield "rows without padding exact"
+            yield "exact in rows without padding"
     first = torch.arange(len(wrong)) % case.scenario.batch == 0
     if case.scenario.batch > 1 and len(wrong) == case.scenario.rows and not wrong[first].any():
-        yield "the first row exact"
+        yield "exact in the first row"

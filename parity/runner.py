@@ -91,6 +91,14 @@ def check(prop: Property, family: Family, layer: Layer, scenario: Scenario, tall
         raise Mismatch(prop, family, layer, scenario, judgements)
 
 
+class Found(Exception):
+    """Carries a mismatch past Hypothesis, which formats every exception that it meets, and a mismatch traces itself."""
+
+    def __init__(self, mismatch: Mismatch) -> None:
+        super().__init__()
+        self.mismatch = mismatch
+
+
 def hold(
     prop: Property,
     family: Family,
@@ -122,7 +130,10 @@ def hold(
     )
 
     def holds(scenario: Scenario) -> None:
-        check(prop, family, layer, scenario, tally)
+        try:
+            check(prop, family, layer, scenario, tally)
+        except Mismatch as mismatch:
+            raise Found(mismatch) from None
         on_scenario()
 
     try:
@@ -130,10 +141,10 @@ def hold(
             limited = settings(profile, max_examples=min(SESSION, examples - first), **SETTINGS)
             session = limited(given(prop.scenarios(family, layer, pool))(holds))
             hypothesis_seed(f"{base} {number}")(session)()
-    except Mismatch as mismatch:
-        tally.mismatch = simplest(mismatch)
+    except Found as found:
+        tally.mismatch = simplest(found.mismatch)
     except FlakyFailure as flaky:  # the candidate is not the same function twice
-        tally.mismatch = next(each for each in flaky.exceptions if isinstance(each, Mismatch))
+        tally.mismatch = next(each.mismatch for each in flaky.exceptions if isinstance(each, Found))
     tally.seconds = time.perf_counter() - start
     return tally
 

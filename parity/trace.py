@@ -21,7 +21,6 @@ from parity.candidate import Candidate
 from parity.case import Case, Step
 from parity.collect import Collect, Unfused
 from parity.compare import Quantity, Unequal, judge
-from parity.family import Kind
 from parity.oracle import lifted
 from parity.pair import Measure, Pair, forward, gradients, input_of, run_candidate, run_truth, tables_of
 from parity.reference import Reference
@@ -32,10 +31,9 @@ F64 = torch.float64
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first quantity at which the two sides part, the step in which they do, and the sentence that says so."""
+    """The first quantity at which the two sides part, and the sentence that says so."""
 
     quantity: Name
-    step: Step
     where: str
 
 
@@ -47,8 +45,8 @@ class Wrong:
     sure: bool = True
 
 
-def locate(pair: Pair, case: Case) -> Divergence | None:
-    """Find where the sides part in float64: in the forward or, if that is right, in the backward.
+def locate(pair: Pair, case: Case, backward: bool = False) -> Divergence | None:
+    """Find where the sides part in float64: in the forward or, if that is right and it is asked for, in the backward.
 
     Returns:
         None if all is right, so that they part in precision only, or not in one run of both.
@@ -56,7 +54,7 @@ def locate(pair: Pair, case: Case) -> Divergence | None:
     wrong = _wrong(pair, case, forward)
     if wrong.quantities:
         return _locate_forward(pair, case, wrong)
-    if pair.layer.kind is Kind.ROTARY:
+    if not backward:
         return None
     wrong = _wrong(pair, case, gradients)
     return _locate_backward(pair, case, wrong) if wrong.quantities else None
@@ -86,38 +84,50 @@ def _locate_forward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
             [each.name for each in watch.seen],
             [_defined(each, case, step) for each in watch.seen],
             paths([each.value for each in watch.seen]),
-            collect.numbers(),
+            collect,
         )
         names = [quantity.name for quantity in wrong.quantities if quantity.step == step.index]
         results = [i for i, each in enumerate(watch.seen) if each.result in names]
         if blamed := chain.blamed(results, wrong.sure):
-            return Divergence(chain.names[blamed[0]], step, chain.sentence(blamed, _when(step)))
+            when = f" in step {step.index}" if step.index else ""
+            return Divergence(chain.names[blamed[0]], chain.sentence(blamed, when))
     return None
 
 
 def _locate_backward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
     reference, candidate = _ready(pair, case)
-    step, x = Step(0, 0, case.scenario.length), input_of(reference, case)
     leaves: dict[str, Tensor] = dict(reference.parameters)
+    x, memory, tables = input_of(reference, case), case.memories(F64), tables_of(reference, case)
     if x.is_floating_point():
         leaves["input"] = x = x.detach().requires_grad_()
+    if memory is not None:
+        leaves["memory"] = memory = memory.detach().requires_grad_()
     watch, collect = Watch(), Collect(candidate.parameters.values())
     with lifted(), watch.on(reference, None):
-        output = reference(case, step, x, tables_of(reference, case), None)["output"]
+        whole = Step(0, 0, case.scenario.length)
+        results = list(reference(case.varied(memory=memory), whole, x, tables, None).values())
         formed = [each for each in watch.seen if each.value.requires_grad and each.value is not x]
         values = [*leaves.values(), *(each.value for each in formed)]
-        given = torch.autograd.grad(output, values, case.cotangent(output), allow_unused=True, materialize_grads=True)
+        cotangents = [case.cotangent(result) for result in results]
+        found = torch.autograd.grad(results, values, cotangents, allow_unused=True, materialize_grads=True)
     with collect, Unfused(), suppress(Exception):
         gradients(candidate, case)
-    names = [Name(f"gradient of {name}") for name in leaves]
-    names += [replace(each.name, name=f"gradient of {each.name.name}") for each in formed]
-    scale = torch.cat([gradient.flatten() for gradient in given[: len(leaves)]]).square().mean().sqrt().item()
+    names = [*map(_name_of, leaves), *(each.name for each in formed)]
+    names = [replace(name, name=f"gradient of {name.name}") for name in names]
+    scale = torch.cat([gradient.flatten() for gradient in found[: len(leaves)]]).square().mean().sqrt().item()
     # From the output back to the leaves: the order and every path turned round.
-    chain = Chain(names[::-1], given[::-1], paths(values).T.flip(0, 1), collect.numbers(), scale)
+    chain = Chain(names[::-1], found[::-1], paths(values).T.flip(0, 1), collect, scale)
     wanted = [quantity.name for quantity in wrong.quantities]
-    results = [i for i, name in enumerate(chain.names) if name.name in wanted]
-    blamed = chain.blamed(results, wrong.sure)
-    return Divergence(chain.names[blamed[0]], step, chain.sentence(blamed)) if blamed else None
+    ends = [(len(names) - 1 - i, leaf) for i, leaf in enumerate(leaves)]
+    at = [i for i, leaf in ends if f"gradient of {leaf}" in wanted]  # none where a leaf has another name on disk
+    blamed = chain.blamed(at or [i for i, _ in ends], wrong.sure and bool(at))
+    return Divergence(chain.names[blamed[0]], chain.sentence(blamed)) if blamed else None
+
+
+def _name_of(parameter: str) -> Name:
+    """The name of a parameter within the module that holds its layer."""
+    *owner, module, name = ["", *parameter.split(".")]
+    return Name(f"{module}.{name}" if module else name, ".".join(filter(None, owner)))
 
 
 def _ready(pair: Pair, case: Case) -> tuple[Reference, Candidate]:
@@ -127,17 +137,13 @@ def _ready(pair: Pair, case: Case) -> tuple[Reference, Candidate]:
     return sides
 
 
-def _when(step: Step) -> str:
-    if step.index == 0:
-        return ""
-    tokens = f"token {step.start}" if step.stop == step.start + 1 else f"tokens {step.start} to {step.stop - 1}"
-    return f" in step {step.index} ({tokens})"
-
-
 def _defined(each: Seen, case: Case, step: Step) -> Tensor:
-    """The entries of a quantity that belong to valid tokens and that no mask has taken out."""
+    """The rows of a quantity that belong to valid tokens."""
     value = each.value.detach()
-    if case.valid is not None and len(value) == len(case.valid):
+    if case.valid is not None:
         valid = case.valid[:, case.first_key(step) if each.cached else step.start : step.stop]
-        value = value.movedim(each.axis, 1)[valid]
-    return value[value > torch.finfo(F64).min / 2]
+        if value.ndim > each.axis and (len(value), value.shape[each.axis]) == valid.shape:
+            value = value.movedim(each.axis, 1)[valid]
+        elif len(value) == valid.numel():  # all tokens of all rows on one axis, as experts want them
+            value = value[valid.flatten()]
+    return value

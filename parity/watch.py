@@ -101,8 +101,10 @@ class Watch:
         if any(part.children()):
             self._note("output", output[0] if isinstance(output, tuple) else output, path)
         elif isinstance(output, tuple) and len(output) == 2:
-            self._note("cos", output[0], path)
-            self._note("sin", output[1], path)
+            for each, table in zip(("cos", "sin"), output, strict=True):
+                if torch.is_grad_enabled() and not table.requires_grad:
+                    table.requires_grad_()  # made without a history, but what they lead to shall be known
+                self._note(each, table, path)
         else:
             self._note(SHORT.get(name, name), output, owner)
 
