@@ -69,7 +69,7 @@ class Candidate:
 
     def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]."""
-        memory = self._memory(case)
+        memory = self._memory(case, case.steps[0])
         return self.module.generate(case.ids, new_tokens, valid=case.valid, use_cache=use_cache, eos=eos, **memory)
 
     def output(self, returned: Any) -> dict[str, Tensor]:
@@ -90,15 +90,15 @@ class Candidate:
         if kind is Kind.EMBEDDINGS:
             return (x, case.positions[:, span]), typed
         if kind is Kind.MODEL:
-            return (), self._model(case, step, x, cache) | typed | self._memory(case)
+            return (), self._model(case, step, x, cache) | typed | self._memory(case, step)
         own = None if cache is None else cache[0]
         if kind is Kind.CROSS:
-            return (x, case.memories(self.dtype)), {"mask": case.memory_mask(step), "cache": own}
+            return (x, case.memories(self.dtype, step)), {"mask": case.memory_mask(step), "cache": own}
         named: dict[str, Any] = {"mask": case.mask(step), "cache": own}
         if tables is not None:
             named["rotary"] = (tables[0][:, span], tables[1][:, span])
         if case.memory is not None:
-            named |= {"memory": case.memories(self.dtype), "memory_mask": case.memory_mask(step)}
+            named |= {"memory": case.memories(self.dtype, step), "memory_mask": case.memory_mask(step)}
         return (x,), named
 
     def _model(self, case: Case, step: Step, x: Tensor, cache: Cache | None) -> dict[str, Any]:
@@ -109,11 +109,11 @@ class Candidate:
             "cache": cache,
         }
 
-    def _memory(self, case: Case) -> dict[str, Any]:
+    def _memory(self, case: Case, step: Step) -> dict[str, Any]:
         """An encoder's memory, as a model is given it; nothing where there is none."""
         if case.memory is None:
             return {}
-        return {"memory": case.memories(self.dtype), "memory_valid": case.memory_valid}
+        return {"memory": case.memories(self.dtype, step), "memory_valid": case.memory_valid}
 
 
 def choose(module: nn.Module, attribute: str, choice: Any) -> None:

@@ -201,9 +201,13 @@ class Case:
         """Hidden states in a dtype."""
         return self._cast("x", self.x, dtype)
 
-    def memories(self, dtype: torch.dtype) -> Tensor | None:
-        """The memory in a dtype."""
-        return None if self.memory is None else self._cast("memory", self.memory, dtype)
+    def memories(self, dtype: torch.dtype, step: Step) -> Tensor | None:
+        """The memory in a dtype. After the first step it is in the cache, where there is one, and NaN is given."""
+        if self.memory is None:
+            return None
+        if self.cached and step.index > 0:
+            return self._cast("read memory", torch.full_like(self.memory, torch.nan), dtype)
+        return self._cast("memory", self.memory, dtype)
 
     def _cast(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if (name, dtype) not in self._casts:

@@ -155,6 +155,10 @@ class Family:
     )
     exact: Mapping[str, Any] = field(default_factory=dict)
 
+    def has_memory(self, layer: Layer, values: Point) -> bool:
+        """Whether a layer can attend to an encoder's memory at a point of the space."""
+        return layer.kind is Kind.CROSS or self.memory(self.point(layer, values))
+
     def axis(self, name: str) -> Axis:
         """The axis of that name.
 

@@ -22,7 +22,7 @@ from parity.compare import Judgement, Quantity, Record, Unequal, judge
 from parity.family import Family, Layer
 from parity.oracle import lifted
 from parity.reference import Reference
-from parity.scenario import DTYPES, AxisValue, Scenario
+from parity.scenario import DTYPES, AxisValue, Scenario, ScenarioError
 from parity.tiny import draw, initialise
 from reimpl.weights import to_disk, to_module
 
@@ -69,10 +69,20 @@ class Pair:
         return initialise.plan(shapes, self.family.model_type)
 
     def case(self, scenario: Scenario) -> Case:
-        """The tensors of a scenario."""
-        config = self.reference_config
+        """The tensors of a scenario.
+
+        Raises:
+            ScenarioError: if it is none for this layer under this configuration.
+        """
+        config, limit = self.reference_config, self.family.positions
         window = self.layer.window(config)
         types = 0 if self.family.token_types is None else self.family.token_types(config)
+        if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
+            raise ScenarioError(f"{self.layer} attends to no memory under this configuration: leave m out")
+        if scenario.typed and not types:
+            raise ScenarioError(f"{self.family.model_type} knows no types of tokens: leave 'typed' out")
+        if limit is not None and scenario.offset + scenario.length > limit:
+            raise ScenarioError(f"{self.family.model_type} has {limit} positions here: lower @ or shorten the rows")
         return Case(scenario, self.layer, config.hidden_size, config.vocab_size, window, types)
 
     def ready(self, side: Side, seed: int) -> None:
@@ -172,7 +182,7 @@ def forward(side: Side, case: Case) -> Record:
 
 def gradients(side: Side, case: Case) -> Record:
     """Gradients of inputs and of every parameter, through one pass over all tokens. A missing one counts as zero."""
-    x, memory, tables = input_of(side, case), case.memories(side.dtype), tables_of(side, case)
+    x, memory, tables = input_of(side, case), case.memories(side.dtype, case.steps[0]), tables_of(side, case)
     inputs = {"input": x.detach().requires_grad_()} if x.is_floating_point() else {}
     if memory is not None:
         inputs["memory"] = memory.detach().requires_grad_()

@@ -246,7 +246,7 @@ class Reference:
             do_sample=False,
             use_cache=use_cache,
             pad_token_id=eos if self.config.pad_token_id is None else self.config.pad_token_id,
-            **self._memory(case),
+            **self._memory(case, case.steps[0]),
         )
 
     def _attention(self, case: Case, step: Step, tables: Tables | None) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class Reference:
             "attention_mask": case.added_mask(step, self.dtype),
             "position_ids": case.positions[:, span],
             "cache_position": torch.arange(step.start, step.stop),
-        } | self._memory(case, added=True)
+        } | self._memory(case, step, added=True)
 
     def _model(self, case: Case, step: Step, x: Tensor) -> dict[str, Any]:
         span = slice(step.start, step.stop)
@@ -268,15 +268,15 @@ class Reference:
             "position_ids": None if counted else case.positions[:, span],
             "token_type_ids": None if case.types is None else case.types[:, span],
             "use_cache": case.cached,
-        } | self._memory(case)
+        } | self._memory(case, step)
 
-    def _memory(self, case: Case, added: bool = False) -> dict[str, Any]:
+    def _memory(self, case: Case, step: Step, added: bool = False) -> dict[str, Any]:
         """An encoder's memory, with its mask as it is added to scores, or as a model takes it; nothing without one."""
         if case.memory is None:
             return {}
         mask = None if case.memory_valid is None else case.memory_valid.long()
         return {
-            "encoder_hidden_states": case.memories(self.dtype),
+            "encoder_hidden_states": case.memories(self.dtype, step),
             "encoder_attention_mask": case.added_memory_mask(self.dtype) if added else mask,
         }
 

@@ -108,10 +108,9 @@ def memories(
     draw: DrawFn, family: Family, layer: Layer, config: tuple[tuple[str, AxisValue], ...], batch: int
 ) -> dict[str, Any]:
     """The memory of a scenario, where a layer attends to one; those that can go without also do."""
-    cross = layer.kind is Kind.CROSS
-    if not cross and not family.memory(family.point(layer, dict(config))):
+    if not family.has_memory(layer, dict(config)):
         return {}
-    size = draw(st.sampled_from((3, 1, 5) if cross else (3, 1, 5, 0)))
+    size = draw(st.sampled_from((3, 1, 5) if layer.kind is Kind.CROSS else (3, 1, 5, 0)))
     padding = st.lists(st.integers(0, size - 1), min_size=batch, max_size=batch).map(tuple)
     return {"memory": size, "memory_padding": draw(padding) if size else ()}
 
