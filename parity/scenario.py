@@ -17,6 +17,7 @@ runs it draws the numbers from the seed. Its line is a list of words, in any ord
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,7 @@ class Scenario:
             all(0 <= count < self.memory for count in self.memory_padding),
             f"padding {self.memory_padding} leaves a memory of {self.memory} tokens empty",
         )
+        _require(0 < self.scale < math.inf, f"scale is {self.scale}, but should be a positive number")
         _require(bool(self.dtypes), "at least one dtype is needed")
         for name in self.dtypes:
             _require(name in DTYPES, f"dtype {name!r} is none of {', '.join(DTYPES)}")
@@ -137,7 +139,7 @@ def format_scenario(scenario: Scenario) -> str:
     if scenario.offset:
         words.append(f"@{scenario.offset}")
     if scenario.scale != 1.0:
-        words.append(f"x{scenario.scale:g}")
+        words.append("x" + _format_scale(scenario.scale))
     if scenario.dtypes != tuple(DTYPES):
         words.append(",".join(scenario.dtypes))
     words.append(f"#{scenario.seed}")
@@ -152,7 +154,8 @@ def parse_scenario(line: str) -> Scenario:
     Raises:
         ScenarioError: naming the word that is not understood, or what the words contradict.
     """
-    fields: dict[str, Any] = {"config": ()}
+    fields: dict[str, Any] = {}
+    config: dict[str, AxisValue] = {}
     for word in line.split():
         try:
             read = _parse_word(word)
@@ -160,8 +163,14 @@ def parse_scenario(line: str) -> Scenario:
             raise ScenarioError(
                 f"scenario word {word!r} is not understood: {error}; words are, for example, {_EXAMPLE}"
             ) from None
-        fields |= read | {"config": fields["config"] + read.get("config", ())}
-    return Scenario(**fields)
+        axes = read.pop("config", {})
+        _require(
+            not (axes.keys() & config.keys() or read.keys() & fields.keys()),
+            f"scenario word {word!r} says again what another word has said; leave one of them out",
+        )
+        config |= axes
+        fields |= read
+    return Scenario(config=tuple(config.items()), **fields)
 
 
 _EXAMPLE = "'rope=yarn h6/3 d8 b2 s5,1,1 left0,2 @1000 x0.01 f32 #17'"
@@ -171,13 +180,13 @@ def _parse_word(word: str) -> dict[str, Any]:
     """The fields of a scenario that a word sets."""
     if "=" in word:
         name, _, text = word.partition("=")
-        return {"config": ((name, _parse_value(text)),)}
+        return {"config": {name: _parse_value(text)}}
     if word in _FLAGS:
         return {_FLAGS[word]: True}
     if all(part in DTYPE_NAMES for part in word.split(",")):
         return {"dtypes": tuple(DTYPE_NAMES[part] for part in word.split(","))}
     if word[0] in LETTERS and word[1:2].isdigit():
-        return {"config": ((LETTERS[word[0]], _parse_value(word[1:])),)}
+        return {"config": {LETTERS[word[0]]: _parse_value(word[1:])}}
     if match := re.fullmatch(r"(left|right|inner)([\d,]+)", word):
         return {"side": match[1], "padding": _split(match[2])}
     if match := re.fullmatch(r"m(\d+)(?:-([\d,]+))?", word):
@@ -196,6 +205,11 @@ def _split(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _format_scale(scale: float) -> str:
+    short = f"{scale:g}"
+    return short if float(short) == scale else repr(scale)
+
+
 def _format_value(value: AxisValue) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"
 
@@ -205,9 +219,11 @@ def _parse_value(text: str) -> AxisValue:
         return text == "yes"
     for convert in (int, float):
         try:
-            return convert(text)
+            value = convert(text)
         except ValueError:
             continue
+        if math.isfinite(value):
+            return value
     return text
 
 
