@@ -218,4 +218,4 @@ def _parting(comparison: Comparison, judgements: Sequence[Judgement]) -> Diverge
     if not failed:
         return None
     first = min(failed, key=lambda quantity: quantity.step)
-    return Divergence(Name(first.name), comparison.case.steps[first.step], f"first departs at {first}")
+    return Divergence(Name(first.name), f"first departs at {first}")
