@@ -152,7 +152,7 @@ def _errors(truth: Record, runs: Sequence[Record]) -> Tensor:
         difference = torch.stack([run.values[index].detach() for run in runs]).double().sub_(target.detach())
         errors.append(_norm(difference if valid is None else difference.where(valid, 0.0)))
     counts = truth.sizes[:, 2:].clamp(min=1).sqrt()
-    stacked = torch.stack(errors).nan_to_num(nan=math.inf)
+    stacked = torch.stack(errors).nan_to_num(nan=math.inf, posinf=math.inf)
     stacked[:, 0] /= counts
     return stacked
 

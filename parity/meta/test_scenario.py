@@ -12,7 +12,7 @@ from parity import property as properties
 from parity.scenario import DTYPES, SIDES, Scenario, ScenarioError, format_scenario, parse_scenario
 from parity.strategies import Pool
 
-often = settings(max_examples=300)  # a line costs next to nothing
+often = settings(max_examples=100)  # a line costs next to nothing
 LINE = "rope=yarn h6/3 d8 b2 s5,1,1 left0,2 masked m5-0,2 typed @1000 x0.01 f32,bf16 #17 *8"
 NOT_WORDS = (
     *("b", "b-1", "b1.5", "bb2", "s", "s1,,2", "s1,", "s-3", "sx", "left", "left1,", "up1", "packed", "packed1,"),
