@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parity import family as families
 from parity import oracle, reference
 from parity.compare import TRUTH_BOUND
+from parity.pair import Pair
 from reimpl.position import LearnedPosition, alibi_bias, alibi_slopes, sinusoidal
 
 pytestmark = pytest.mark.parity
@@ -48,3 +50,23 @@ def test_a_position_past_the_learned_tables_end_names_the_limit() -> None:
     assert torch.equal(table(torch.tensor([[3, 0]])), table.weight[[3, 0]][None])
     with pytest.raises(IndexError, match=r"positions 0 to 4 do not fit the learned table of 4: .* at most 4 tokens"):
         table(torch.tensor([[0, 4]]))
+
+
+@pytest.mark.parametrize(("model_type", "name"), [("gpt2", "model"), ("bert", "model"), ("bert", "decoder_model")])
+def test_a_model_reaches_its_last_position_and_names_it_where_the_next_is_refused(model_type: str, name: str) -> None:
+    family = families.load(model_type)
+    pair, limit = Pair(family, family.layer(name), {}), family.positions
+    assert limit is not None
+    ours, theirs = (side.module for side in (pair.candidate(torch.float64), pair.reference(torch.float64)))
+    ids = torch.zeros(1, limit + 1, dtype=torch.long)
+    ours(ids[:, 1:])
+    theirs(ids[:, 1:])
+    with pytest.raises((IndexError, RuntimeError)):
+        theirs(ids)
+    with pytest.raises(IndexError, match=f"positions 0 to {limit} do not fit the learned table of {limit}"):
+        ours(ids)
+    if pair.layer.causal:
+        cache = ours.make_cache()
+        ours(ids[:, 1:], cache=cache)
+        with pytest.raises(IndexError, match=f"positions {limit} to {limit} do not fit .* with those cached"):
+            ours(ids[:, :1], cache=cache)
