@@ -201,11 +201,11 @@ class Case:
         """Hidden states in a dtype."""
         return self._cast("x", self.x, dtype)
 
-    def memories(self, dtype: torch.dtype, step: Step) -> Tensor | None:
+    def memories(self, dtype: torch.dtype, step: Step | None = None) -> Tensor | None:
         """The memory in a dtype. After the first step it is in the cache, where there is one, and NaN is given."""
         if self.memory is None:
             return None
-        if self.cached and step.index > 0:
+        if self.cached and step is not None and step.index > 0:
             return self._cast("read memory", torch.full_like(self.memory, torch.nan), dtype)
         return self._cast("memory", self.memory, dtype)
 

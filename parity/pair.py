@@ -182,7 +182,7 @@ def forward(side: Side, case: Case) -> Record:
 
 def gradients(side: Side, case: Case) -> Record:
     """Gradients of inputs and of every parameter, through one pass over all tokens. A missing one counts as zero."""
-    x, memory, tables = input_of(side, case), case.memories(side.dtype, case.steps[0]), tables_of(side, case)
+    x, memory, tables = input_of(side, case), case.memories(side.dtype), tables_of(side, case)
     inputs = {"input": x.detach().requires_grad_()} if x.is_floating_point() else {}
     if memory is not None:
         inputs["memory"] = memory.detach().requires_grad_()
