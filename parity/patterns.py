@@ -53,11 +53,17 @@ def _patterns(pair: Pair, case: Case) -> Iterator[str]:
 
 
 def _outputs(record: Record) -> Tensor:
-    """Everything that all steps returned, [rows, tokens, channels]."""
+    """All that the steps returned of tokens, [rows, tokens, channels]; else of rows, as if each had one token."""
+    outputs = [
+        (quantity.name, value)
+        for quantity, value in zip(record.quantities, record.values, strict=True)
+        if quantity.verdict == "output"
+    ]
+    by_token = any(value.ndim > 2 for _, value in outputs)
     of_name: dict[str, list[Tensor]] = {}
-    for quantity, value in zip(record.quantities, record.values, strict=True):
-        if quantity.verdict == "output":
-            of_name.setdefault(quantity.name, []).append(value)
+    for name, value in outputs:
+        if value.ndim > 2 or not by_token:
+            of_name.setdefault(name, []).append(value if by_token else value[:, None])
     return torch.cat([torch.cat(values, dim=1) for values in of_name.values()], dim=-1)
 
 
