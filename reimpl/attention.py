@@ -67,6 +67,8 @@ def fused(
     if q.shape[2] == 1:
         decode = eager if _outlasts_kernel(q, k) else _fused_decode
         return decode(q, k, v, mask, scale, bias, dropout)
+    if mask is CAUSAL and bias is None and not dropout and _outruns_kernel(q, k):
+        return _causal_blocks(q, k, v, scale)
     # The kernel aligns its own causal mask top-left, which is the same for as many queries as keys only.
     is_causal = mask is CAUSAL and q.shape[2] == k.shape[2] and bias is None
     allowed = None if is_causal else _as_tensor(mask, q, k)
@@ -96,6 +98,25 @@ def _outlasts_kernel(q: Tensor, k: Tensor) -> bool:
 def _members(x: Tensor, kv_heads: int) -> Tensor:
     """The members of each group on the axis of the single query; a single head serves all of them."""
     return x if x.shape[1] == 1 else x.reshape(x.shape[0], kv_heads, -1, x.shape[-1])
+
+
+def _outruns_kernel(q: Tensor, k: Tensor) -> bool:
+    """Whether blocks of causal queries are faster than the kernel, as they are in bfloat16."""
+    return q.dtype is torch.bfloat16 and 128 <= q.shape[2] <= k.shape[2] and not torch.is_grad_enabled()
+
+
+def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, rows: int = 128) -> Tensor:
+    """Some queries at a time, with only the keys that the last of them sees. Scores are masked in place."""
+    later = ~causal(rows, rows, q.device)
+    q, seen, context = _grouped(q, k.shape[1]), k.shape[2] - q.shape[2], []
+    for block in q.split(rows, dim=3):
+        heads = block.shape[2:4]
+        seen += heads[1]
+        scores = (block.flatten(2, 3) @ k[:, :, :seen].mT).mul_(scale).unflatten(2, heads)
+        scores[..., -heads[1] :].masked_fill_(later[: heads[1], : heads[1]], -torch.inf)
+        weights = scores.softmax(-1, dtype=wide(q)).to(q.dtype)
+        context.append((weights.flatten(2, 3) @ v[:, :, :seen]).unflatten(2, heads))
+    return torch.cat(context, dim=3).flatten(1, 2)
 
 
 def _kernel(
