@@ -136,11 +136,12 @@ def judge(
     scale = _scale(truth.quantities, sizes)
     errors = torch.where(errors == 0, 0.0, errors / scale)  # where the truth is zero throughout, any error is infinite
     ours, yards = errors[..., 0], errors[..., 1:]
-    floor = TRUTH_BOUND / RMS_FACTOR if dtype is torch.float64 else torch.finfo(dtype).eps / 4
+    exact = dtype is torch.float64
+    floor = TRUTH_BOUND if exact else torch.finfo(dtype).eps / 4
     yard = yards.amax(dim=-1).clamp(min=floor) if references else torch.full_like(ours, floor)
     vanishing = _vanishing(truth.quantities, sizes, scale[:, 0, 0], dtype)[:, None]
     yard = torch.where(vanishing, yard.amax(dim=0), yard)
-    allowed = yard * torch.tensor([RMS_FACTOR, MAX_FACTOR], dtype=torch.float64)
+    allowed = yard * torch.tensor([1.0, 1.0] if exact else [RMS_FACTOR, MAX_FACTOR], dtype=torch.float64)
     rows = torch.cat([ours, allowed], dim=1).tolist()
     return [Judgement(quantity, name, *row) for quantity, row in zip(truth.quantities, rows, strict=True)]
 

@@ -54,7 +54,7 @@ def test_the_rule_is_that_of_a_plain_reading(seed: int, name: str, exponent: flo
     errors = [each.double() - truth for each in (candidate, *references)]
     ours, theirs = [rms(e) / rms(truth) for e in errors], [e.abs().max().item() / rms(truth) for e in errors]
     if dtype is F64:
-        expected = max(ours[0] / 1e-12, theirs[0] / 2e-12)
+        expected = max(ours[0] / 1e-12, theirs[0] / 1e-12)
     else:
         expected = max(ours[0] / (4 * max(*ours[1:], unit / 4)), theirs[0] / (8 * max(*theirs[1:], unit / 4)))
 
