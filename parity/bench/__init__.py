@@ -10,19 +10,20 @@ import os
 import sys
 from pathlib import Path
 
-ALLOCATOR = {
+ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "MALLOC_TOP_PAD_": "67108864",
     "OMP_NUM_THREADS": "1",
+    "KINETO_LOG_LEVEL": "99",  # the profiler, which counts memory, otherwise tells when it starts and stops
 }
 
 
 def settled() -> None:
-    """Return in a process with the right allocator; otherwise replace this process by such a one."""
-    if all(os.environ.get(name) == value for name, value in ALLOCATOR.items()):
+    """Return in a process with the right environment; otherwise replace this process by such a one."""
+    if all(os.environ.get(name) == value for name, value in ENVIRONMENT.items()):
         return
-    os.execve(sys.executable, [sys.executable, "-m", "parity.bench", *sys.argv[1:]], os.environ | ALLOCATOR)
+    os.execve(sys.executable, [sys.executable, "-m", "parity.bench", *sys.argv[1:]], os.environ | ENVIRONMENT)
 
 
 def processor() -> str:
