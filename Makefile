@@ -3,6 +3,7 @@
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
+WORKERS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 BIN := .venv/bin
 READY := .venv/.ready
 REAL := .venv/.real
@@ -23,7 +24,7 @@ parity: $(READY) ## hold our layers of MODEL (default: every family) against tra
 	@$(BIN)/parity run $(MODEL) $(ARGS)
 
 test: $(READY) ## run the whole test suite, shapes asserted
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 fixtures: $(READY) ## rebuild the tiny checkpoints, bit for bit
 	$(BIN)/python -m parity.tiny --out fixtures $(MODEL) $(ARGS)
