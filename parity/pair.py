@@ -180,23 +180,29 @@ def forward(side: Side, case: Case) -> Record:
     return record
 
 
-def gradients(side: Side, case: Case) -> Record:
-    """Gradients of inputs and of every parameter, through one pass over all tokens. A missing one counts as zero."""
-    x, memory, tables = input_of(side, case), case.memories(side.dtype), tables_of(side, case)
+def one_pass(side: Side, case: Case) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """What gradients are taken of and through one pass over all tokens: inputs by name, and results."""
+    x, memory, tables = input_of(side, case), case.memories(side.dtype, case.steps[0]), tables_of(side, case)
     inputs = {"input": x.detach().requires_grad_()} if x.is_floating_point() else {}
     if memory is not None:
         inputs["memory"] = memory.detach().requires_grad_()
         case = case.varied(memory=inputs["memory"])
+    results = side(case, Step(0, 0, case.scenario.length), inputs.get("input", x), tables, None)
+    return inputs, list(results.values())
+
+
+def differentiate(case: Case, results: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of what results are multiplied with to get a scalar; zero where nothing leads to a result."""
+    cotangents = [case.cotangent(result) for result in results]
+    return torch.autograd.grad(list(results), list(values), cotangents, allow_unused=True, materialize_grads=True)
+
+
+def gradients(side: Side, case: Case) -> Record:
+    """Gradients of inputs and of every parameter, through one pass over all tokens. A missing one counts as zero."""
+    inputs, results = one_pass(side, case)
     leaves = inputs | side.parameters
-    results = side(case, Step(0, 0, case.scenario.length), inputs.get("input", x), tables, None).values()
-    grads = torch.autograd.grad(
-        list(results),
-        list(leaves.values()),
-        [case.cotangent(result) for result in results],
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    of_leaf, record = dict(zip(leaves, grads, strict=True)), Record([], [], [])
+    of_leaf = dict(zip(leaves, differentiate(case, results, list(leaves.values())), strict=True))
+    record = Record([], [], [])
     for name in inputs:
         _note(record, case, Quantity(f"gradient of {name}", "gradient"), of_leaf[name])
     for name, value in on_disk(side, {name: of_leaf[name] for name in side.parameters}).items():

@@ -22,7 +22,18 @@ from parity.case import Case, Step
 from parity.collect import Collect, Unfused
 from parity.compare import Quantity, Unequal, judge
 from parity.oracle import lifted
-from parity.pair import Measure, Pair, forward, gradients, input_of, run_candidate, run_truth, tables_of
+from parity.pair import (
+    Measure,
+    Pair,
+    differentiate,
+    forward,
+    gradients,
+    input_of,
+    one_pass,
+    run_candidate,
+    run_truth,
+    tables_of,
+)
 from parity.reference import Reference
 from parity.watch import Name, Seen, Watch
 
@@ -96,20 +107,14 @@ def _locate_forward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
 
 def _locate_backward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
     reference, candidate = _ready(pair, case)
-    leaves: dict[str, Tensor] = dict(reference.parameters)
-    x, memory, tables = input_of(reference, case), case.memories(F64), tables_of(reference, case)
-    if x.is_floating_point():
-        leaves["input"] = x = x.detach().requires_grad_()
-    if memory is not None:
-        leaves["memory"] = memory = memory.detach().requires_grad_()
     watch, collect = Watch(), Collect(candidate.parameters.values())
     with lifted(), watch.on(reference, None):
-        whole = Step(0, 0, case.scenario.length)
-        results = list(reference(case.varied(memory=memory), whole, x, tables, None).values())
-        formed = [each for each in watch.seen if each.value.requires_grad and each.value is not x]
+        inputs, results = one_pass(reference, case)
+        leaves = reference.parameters | inputs
+        given = {id(leaf) for leaf in leaves.values()}
+        formed = [each for each in watch.seen if each.value.requires_grad and id(each.value) not in given]
         values = [*leaves.values(), *(each.value for each in formed)]
-        cotangents = [case.cotangent(result) for result in results]
-        found = torch.autograd.grad(results, values, cotangents, allow_unused=True, materialize_grads=True)
+        found = differentiate(case, results, values)
     with collect, Unfused(), suppress(Exception):
         gradients(candidate, case)
     names = [*map(_name_of, leaves), *(each.name for each in formed)]
