@@ -33,27 +33,22 @@ LARGEST_SIZE = 2**24  # of one axis, beyond any model, so that a wrong digit is 
 LABELS, OUTPUTS, DECODING, TRAINING, ORIGIN = "labels", "outputs", "decoding", "training", "origin"
 
 GENERIC: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("_name_or_path", "architectures", "transformers_version", "auto_map", "dtype", "torch_dtype"), ORIGIN
-    ),
-    **dict.fromkeys(("output_attentions", "output_hidden_states", "return_dict", "use_cache", "torchscript"), OUTPUTS),
-    **dict.fromkeys(
-        ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params"), LABELS
-    ),
-    **dict.fromkeys(("initializer_range", "gradient_checkpointing", "chunk_size_feed_forward"), TRAINING),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "prefix"), DECODING),
-    **dict.fromkeys(
-        ("bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "diversity_penalty", "do_sample"), DECODING
-    ),
-    **dict.fromkeys(("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"), DECODING),
-    **dict.fromkeys(
-        ("forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length"), DECODING
-    ),
-    **dict.fromkeys(("no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences"), DECODING),
-    **dict.fromkeys(
-        ("output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate"), DECODING
-    ),
-    **dict.fromkeys(("temperature", "tokenizer_class", "top_k", "top_p", "typical_p"), DECODING),
+    name: reason
+    for reason, names in {
+        ORIGIN: "_name_or_path architectures auto_map dtype torch_dtype transformers_version transformers.js_config",
+        OUTPUTS: "output_attentions output_hidden_states return_dict tf_legacy_loss torchscript use_cache",
+        LABELS: "finetuning_task id2label label2id num_labels problem_type task_specific_params",
+        TRAINING: "chunk_size_feed_forward gradient_checkpointing initializer_range use_bfloat16",
+        DECODING: """
+            bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id diversity_penalty do_sample
+            early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+            forced_bos_token_id forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size
+            num_beam_groups num_beams num_return_sequences output_scores prefix remove_invalid_values
+            repetition_penalty return_dict_in_generate sep_token_id suppress_tokens temperature tokenizer_class
+            top_k top_p typical_p
+        """,
+    }.items()
+    for name in names.split()
 }
 """What transformers writes beside the fields of a model, and what the field is for instead."""
 
@@ -63,7 +58,14 @@ class Config:
     """Base of the configurations: a subclass lists the fields of config.json that change what its model computes."""
 
     IRRELEVANT: ClassVar[Mapping[str, str]] = GENERIC
-    ONLY: ClassVar[Mapping[str, Any]] = {"is_encoder_decoder": False}
+    ONLY: ClassVar[Mapping[str, Any]] = {
+        "add_cross_attention": False,
+        "cross_attention_hidden_size": None,
+        "is_decoder": False,
+        "is_encoder_decoder": False,
+        "pruned_heads": {},
+        "tie_encoder_decoder": False,
+    }
     SIZES: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reimpl.attention import Attention
-from reimpl.config import GENERIC, Config
+from reimpl.config import GENERIC, ORIGIN, Config
 from reimpl.decoder import CausalLM
 from reimpl.feedforward import GatedFeedForward
 from reimpl.norm import RMSNorm
@@ -22,8 +22,12 @@ LlamaRotaryEmbedding = PreNormRotary
 class LlamaConfig(PreNormConfig):
     """The fields of config.json that change what Llama computes."""
 
-    IRRELEVANT: ClassVar[Mapping[str, str]] = {**GENERIC, "pretraining_tp": "equal results, computed in slices"}
-    ONLY: ClassVar[Mapping[str, Any]] = {**Config.ONLY, "model_type": "llama"}
+    IRRELEVANT: ClassVar[Mapping[str, str]] = {
+        **GENERIC,
+        "pretraining_tp": "equal results, computed in slices",
+        "is_llama_config": ORIGIN,
+    }
+    ONLY: ClassVar[Mapping[str, Any]] = {**Config.ONLY, "model_type": "llama", "rope_interleaved": False}
 
     attention_bias: bool = False
     mlp_bias: bool = False
