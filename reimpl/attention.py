@@ -65,9 +65,9 @@ def fused(
 ) -> Float[Tensor, "batch heads q value_dim"]:
     """torch's kernel, without repeated keys and, where it can, without a mask."""
     if q.shape[2] == 1:
-        decode = eager if _outlasts_kernel(q, k) else _fused_decode
+        decode = eager if _outlasts_kernel(q, k, v) else _fused_decode
         return decode(q, k, v, mask, scale, bias, dropout)
-    if mask is CAUSAL and bias is None and not dropout and _outruns_kernel(q, k):
+    if mask is CAUSAL and bias is None and not dropout and _outruns_kernel(q, k, v):
         return _causal_blocks(q, k, v, scale)
     # The kernel aligns its own causal mask top-left, which is the same for as many queries as keys only.
     is_causal = mask is CAUSAL and q.shape[2] == k.shape[2] and bias is None
@@ -88,8 +88,10 @@ def _fused_decode(
     return context.reshape(*q.shape[:3], v.shape[-1])
 
 
-def _outlasts_kernel(q: Tensor, k: Tensor) -> bool:
+def _outlasts_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a single query has so many keys that two matrix products read them faster than the kernel, on a CPU."""
+    if v.shape[-1] != k.shape[-1]:
+        return True  # there is no kernel then: torch itself takes matrix products, and copies more
     if k.element_size() < torch.float32.itemsize:
         return q.shape[1] == k.shape[1] and k.numel() >= 2**16  # then the kernel is 2 to 4 times as slow
     return k.numel() >= 2**21
@@ -100,9 +102,12 @@ def _members(x: Tensor, kv_heads: int) -> Tensor:
     return x if x.shape[1] == 1 else x.reshape(x.shape[0], kv_heads, -1, x.shape[-1])
 
 
-def _outruns_kernel(q: Tensor, k: Tensor) -> bool:
-    """Whether blocks of causal queries are faster than the kernel, as they are in bfloat16."""
-    return q.dtype is torch.bfloat16 and 128 <= q.shape[2] <= k.shape[2] and not torch.is_grad_enabled()
+def _outruns_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether blocks of causal queries are faster: than the kernel in bfloat16, and where values have a width for which
+    there is no kernel.
+    """
+    slow = q.dtype is torch.bfloat16 or v.shape[-1] != k.shape[-1]
+    return slow and 128 <= q.shape[2] <= k.shape[2] and not torch.is_grad_enabled()
 
 
 def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, rows: int = 128) -> Tensor:
