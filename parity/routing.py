@@ -113,7 +113,8 @@ def judge(
         for number, (choice, true, *others) in enumerate(of_kind):
             step, valid = _tokens(case, number, len(theirs[kind]), len(true.scores))
             quantity = Quantity(f"choice {number} of {kind[1]} out of {kind[0]}", "routing", step)
-            judgements.append(_judge_choice(quantity, name, choice, true, others, valid))
+            if valid.any():
+                judgements.append(_judge_choice(quantity, name, choice, true, others, valid))
     judgements += [
         Judgement(Quantity(f"number chosen out of {options}", "routing"), name, abs(count - right), 0.0, 0.0, 0.0)
         for options, count in ours.keys() - theirs.keys()
