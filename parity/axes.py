@@ -19,11 +19,9 @@ LAYERS = Axis("layers", (1, 2, 3), "num_hidden_layers")
 TIE = Axis("tie", (False, True), "tie_word_embeddings")
 ATTEND = Axis("attend", ("fused", "eager", "tiled"), "our implementation of the scaled dot product")
 
-WINDOW = Axis(
-    "window", (0, 3, 5, 2), "sliding_window; 0 for none. 1 is left out: the reference contradicts itself there"
-)
+WINDOW = Axis("window", (0, 3, 5, 2), "sliding_window; 0 for none; 1 is the gap window-of-one", undrawn=(1,))
 MANY = Axis("many", (0, 64, 256), "so many experts, where it is not 0")
-JITTER = Axis("jitter", (0.0, 0.1), "router_jitter_noise, which is for training only")
+JITTER = Axis("jitter", (0.0, 0.1), "router_jitter_noise, for training only: gap jitter-in-place")
 EXPERT_UNIT = 8
 """What sizes are multiples of in a model with experts: `grouped_mm` wants rows of 16 bytes, in half precision too."""
 

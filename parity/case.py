@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from parity.family import Layer
+from parity.family import Kind, Layer
 from parity.scenario import Scenario
 from parity.tiny import draw
 
@@ -153,7 +153,7 @@ class Case:
 
     @cached_property
     def may_attend(self) -> Tensor:
-        """Who sees whom, [rows or 1, 1, length, length]. A padded query sees itself, so that no row is empty."""
+        """Who sees whom, [rows or 1, 1, length, length]. A padded query sees itself: no gap empty-row."""
         length = self.scenario.length
         query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
         allowed = (key <= query) if self.causal else torch.ones(length, length, dtype=torch.bool)
@@ -175,7 +175,10 @@ class Case:
         return self.may_attend[:, :, step.start : step.stop, self.first_key(step) : step.stop]
 
     def added_mask(self, step: Step, dtype: torch.dtype) -> Tensor:
-        """The same mask as transformers wants it: 0 where a query may attend, the dtype's minimum where not."""
+        """The same mask as transformers wants it: 0 where a query may attend, the dtype's minimum where not.
+
+        Always given, and never boolean: those are the gaps no-mask and boolean-mask.
+        """
         key = ("mask", dtype)
         if key not in self._casts:
             floor = torch.zeros((), dtype=dtype).masked_fill(torch.tensor(True), torch.finfo(dtype).min)
@@ -231,8 +234,9 @@ class Case:
 
     @property
     def cached(self) -> bool:
-        """Whether the layer is called with a cache."""
-        return self.layer.kind.attends and not self.scenario.packing and self.causal
+        """Whether the layer is called with a cache: not for a model's one pass over packed rows (gap packed-cache)."""
+        packed = self.layer.kind is Kind.MODEL and self.scenario.packing and len(self.steps) == 1
+        return self.layer.kind.attends and self.causal and not packed
 
 
 def by_token(tokens: Tensor, value: Tensor) -> Tensor:

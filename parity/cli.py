@@ -53,11 +53,13 @@ def run(
 
 
 @app.command("list")
-def list_families() -> None:
+def list_families(
+    gaps: Annotated[bool, typer.Option("--gaps", help="known divergences inside the reference instead")] = False,
+) -> None:
     """Families, their layers, the reference classes, and the properties that cover them."""
     from parity import listing
 
-    listing.print_families(console())
+    (listing.print_gaps if gaps else listing.print_families)(console())
 
 
 @app.command()

@@ -52,11 +52,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the configuration space. The first choice is the simplest; examples shrink towards it."""
+    """One direction of the configuration space. The first choice is the simplest; examples shrink towards it.
+
+    What is `undrawn` can be asked for, but no example has it: the reference contradicts itself there.
+    """
 
     name: str
     choices: tuple[AxisValue, ...]
     meaning: str
+    undrawn: tuple[AxisValue, ...] = ()
 
 
 Point = Mapping[str, AxisValue]
@@ -192,7 +196,8 @@ class Family:
         """
         values = {**dict(layer.fixed), **values}
         for name, value in values.items():
-            choices = self.axis(name).choices
+            axis = self.axis(name)
+            choices = axis.choices + axis.undrawn
             if value not in choices:
                 listed = ", ".join(map(str, choices))
                 raise ScenarioError(f"{name}={value} is not among the choices of {self.model_type}: {listed}")

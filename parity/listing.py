@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parity import family as families
+from parity import gaps
 from parity import property as properties
 from parity.family import Family, Layer
 from parity.pair import pair_of
@@ -28,6 +29,17 @@ def print_families(console: Console) -> None:
     console.print(table)
     for prop in properties.properties().values():
         console.print(f"{prop.name}: {prop.sentence}", highlight=False)
+
+
+def print_gaps(console: Console) -> None:
+    """A row per known divergence inside the reference: where, what it does, why, and whether it is known here."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("gap", "known in", "here", "where", "the reference", "reason"):
+        table.add_column(name)
+    for gap in gaps.GAPS:
+        here = "known" if gap.known else "[dim]-[/dim]"
+        table.add_row(gap.name, " or ".join(gap.versions), here, gap.where, gap.sentence, gap.reason)
+    console.print(table)
 
 
 def print_family(model_type: str, console: Console) -> None:

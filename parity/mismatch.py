@@ -12,6 +12,7 @@ from parity import reference
 from parity.case import Case
 from parity.compare import Judgement, worst
 from parity.family import Family, Layer
+from parity.gaps import Gap, Place
 from parity.pair import Pair, pair_of
 from parity.patterns import describe, tellings
 from parity.property import Property
@@ -33,6 +34,11 @@ class Mismatch(AssertionError):
         self.prop, self.family, self.layer, self.scenario = prop, family, layer, scenario
         self.failure = failure
         super().__init__(prop.name, family.model_type, layer.name, str(scenario))
+
+    @property
+    def place(self) -> Place:
+        """Where its scenario leads."""
+        return Place(self.family.model_type, self.layer, self._pair.reference_config, self.scenario, self.prop.name)
 
     @property
     def failed(self) -> list[Judgement]:
@@ -112,6 +118,28 @@ class Mismatch(AssertionError):
             f"parity run {self.family.model_type} --layer {self.layer.name} --property {self.prop.name} "
             f"--scenario '{self.smallest}'"
         )
+
+
+class Inconsistent(Mismatch):
+    """A mismatch where the reference contradicts itself, gone right outside of that gap: nobody is to blame."""
+
+    def __init__(self, mismatch: Mismatch, gap: Gap) -> None:
+        super().__init__(mismatch.prop, mismatch.family, mismatch.layer, mismatch.scenario, mismatch.failure)
+        self.gap = gap
+
+    def _headline(self) -> str:
+        return f"{super()._headline()}: a known gap, {self.gap.name}"
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        yield "claim", self.prop.sentence
+        yield "gap", f"the reference is inconsistent here: {self.gap}"
+        yield "reason", self.gap.reason
+        if isinstance(self.failure, str):
+            yield "what", self.failure
+        if largest := worst([judgement for judgement in self.failed if judgement.quantity.verdict in MEASURED]):
+            yield "size", _size(largest)
+        yield "smallest", as_call(self.smallest)
+        yield "again", self._again()
 
 
 def _size(failed: Judgement) -> str:

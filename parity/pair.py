@@ -110,7 +110,7 @@ class Pair:
 
     @cached_property
     def _remembers(self) -> bool:
-        """Whether rotary frequencies depend on what was computed before; then every run must begin alike."""
+        """Whether rotary frequencies depend on what was computed before (gap dynamic-history): all runs begin alike."""
         rope = getattr(self.reference_config, "rope_parameters", None) or {}
         return rope.get("rope_type") in ("dynamic", "longrope")
 

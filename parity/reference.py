@@ -74,7 +74,7 @@ def frequency_functions(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def cast(module: nn.Module, dtype: torch.dtype, kept: Sequence[str] = ()) -> nn.Module:
-    """Cast the parameters in place and leave the buffers, as loading a checkpoint in a dtype does.
+    """Cast the parameters in place and leave the buffers, as loading a checkpoint in a dtype does (gap half-buffers).
 
     Those whose names end in one of `kept` stay in at least float32.
     """

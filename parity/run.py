@@ -66,7 +66,7 @@ def _rows(
 
 
 def run(selection: Selection, examples: int | None, seed: int, json: Path | None, console: Console) -> int:
-    """Run a selection, print its table, and return the exit code: 0 if all holds, 1 for a mismatch."""
+    """Run a selection, print its table, and return the exit code: 0 if all holds but for gaps, 1 for a mismatch."""
     profile, start = prepare(), time.perf_counter()
     each = examples or settings().max_examples
     print_header(console, profile, each, seed)
@@ -118,10 +118,10 @@ def _conclude(
     rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, json: Path | None, console: Console
 ) -> int:
     print_rows(console, rows, tallies, seconds)
-    for tally in tallies:
-        if tally.mismatch is not None:
-            console.print()
-            console.print(str(tally.mismatch), markup=False, highlight=False)
+    known = {name: mismatch for tally in reversed(tallies) for name, mismatch in tally.gaps.items()}
+    for mismatch in [*known.values(), *(tally.mismatch for tally in tallies if tally.mismatch is not None)]:
+        console.print()
+        console.print(str(mismatch), markup=False, highlight=False)
     if json is not None:
         write_json(json, rows, tallies, seconds)
     return 0 if all(bar["holds"] for bar in bars(rows, tallies)) else 1

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis.errors import FlakyFailure
 
+from parity import gaps
 from parity.compare import Judgement, Unequal
 from parity.family import Family, Layer
-from parity.mismatch import Mismatch
+from parity.mismatch import Inconsistent, Mismatch
 from parity.pair import pair_of
 from parity.property import Property
 from parity.scenario import Scenario, ScenarioError
@@ -49,6 +50,8 @@ class Tally:
         choices: of experts or their groups, each for one token.
         near_ties: those that rounding explains, though the truth chooses otherwise.
         seconds: wall time.
+        mismatch: what failed.
+        gaps: what differed in a known gap of the reference, the first in each; none of it counts above.
     """
 
     scenarios: int = 0
@@ -59,6 +62,7 @@ class Tally:
     near_ties: int = 0
     seconds: float = 0.0
     mismatch: Mismatch | None = None
+    gaps: dict[str, Inconsistent] = field(default_factory=dict)
 
     def add(self, scenario: Scenario, judgements: Sequence[Judgement]) -> None:
         """Count a scenario and keep the worst judgement per verdict."""
@@ -75,20 +79,54 @@ class Tally:
 
 
 def check(prop: Property, family: Family, layer: Layer, scenario: Scenario, tally: Tally | None = None) -> None:
-    """Judge one scenario.
+    """Judge one scenario. What differs in a known gap of the reference alone is noted, and no failure.
 
     Raises:
         Mismatch: if the candidate is not the reference's function.
     """
+    tally = Tally() if tally is None else tally
+    judgements, mismatch = _judged(prop, family, layer, scenario)
+    if mismatch is not None and (gap := _gap(mismatch)) is not None:
+        tally.gaps.setdefault(gap.name, Inconsistent(mismatch, gap))
+        return
+    if judgements is not None:
+        tally.add(scenario, judgements)
+    if mismatch is not None:
+        raise mismatch
+
+
+def _judged(
+    prop: Property, family: Family, layer: Layer, scenario: Scenario
+) -> tuple[list[Judgement] | None, Mismatch | None]:
+    """What was judged, if the two sides could be held against each other, and the mismatch if they differ.
+
+    In a known gap even the reference may refuse to run.
+    """
     pair = pair_of(family.model_type, layer.name, scenario.config)
     try:
         judgements = prop.judge(pair, scenario)
-    except Unequal as unequal:
-        raise Mismatch(prop, family, layer, scenario, str(unequal)) from unequal
-    if tally is not None:
-        tally.add(scenario, judgements)
-    if not all(judgement.holds for judgement in judgements):
-        raise Mismatch(prop, family, layer, scenario, judgements)
+    except Exception as error:
+        unequal = isinstance(error, Unequal)
+        said = str(error) if unequal else f"the reference raises {type(error).__name__}: {error}"
+        mismatch = Mismatch(prop, family, layer, scenario, said)
+        if not unequal and not gaps.at(mismatch.place):
+            raise
+        mismatch.__cause__ = error
+        return None, mismatch
+    holds = all(judgement.holds for judgement in judgements)
+    return judgements, None if holds else Mismatch(prop, family, layer, scenario, judgements)
+
+
+def _gap(mismatch: Mismatch) -> gaps.Gap | None:
+    """The known gap of the reference in which a mismatch lies, if the candidate is right just outside of it.
+
+    Raises:
+        Mismatch: if it is wrong there, too.
+    """
+    gap = next(iter(gaps.at(mismatch.place)), None)
+    if gap is not None:
+        check(mismatch.prop, mismatch.family, mismatch.layer, gap.outside(mismatch.scenario))
+    return gap
 
 
 class Found(Exception):

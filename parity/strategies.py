@@ -76,7 +76,7 @@ def scenarios(
     Args:
         schedule: splits of a row; by default one chunk for a layer without memory, any split for the others.
         padded: whether rows may be padded, where the layer can tell.
-        packed: whether rows may hold several documents, in one chunk.
+        packed: whether rows may hold several documents, in one chunk, as more are the gap packed-cache.
         far: whether the first position may be other than 0.
     """
     attends = layer.kind.attends

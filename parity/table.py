@@ -48,10 +48,17 @@ def print_rows(console: Console, rows: Sequence[Row], tallies: Sequence[Tally], 
 def _cell(tally: Tally, verdict: str) -> str:
     judgement = tally.worst.get(verdict)
     failed = tally.mismatch is not None and (verdict in tally.mismatch.verdicts or not tally.mismatch.verdicts)
-    if judgement is None:
-        return "[red]FAILS[/red]" if failed else "[dim]-[/dim]"
-    text = _allowance(judgement)
-    return f"[red]FAILS {text}[/red]" if failed else f"[green]holds[/green] {text}"
+    text = "" if judgement is None else _allowance(judgement)
+    if failed:
+        return f"[red]FAILS {text}[/red]"
+    if any(verdict in known.verdicts or not known.verdicts for known in tally.gaps.values()):
+        return f"[yellow]gap[/yellow] {text}"
+    return f"[green]holds[/green] {text}" if judgement else "[dim]-[/dim]"
+
+
+def result(tally: Tally) -> str:
+    """What came out of a row: a gap where all that differs is the reference's own contradiction."""
+    return "fails" if tally.mismatch is not None else "gap" if tally.gaps else "holds"
 
 
 def _allowance(judgement: Judgement) -> str:
@@ -61,9 +68,11 @@ def _allowance(judgement: Judgement) -> str:
 
 
 def _summary(tallies: Sequence[Tally], seconds: float) -> str:
-    cases, failed = sum(tally.cases for tally in tallies), sum(tally.mismatch is not None for tally in tallies)
-    unjudged = sum(tally.unjudged for tally in tallies)
+    cases, results = sum(tally.cases for tally in tallies), [result(tally) for tally in tallies]
+    unjudged, failed, known = sum(tally.unjudged for tally in tallies), results.count("fails"), results.count("gap")
     verdict = f"{failed} of {len(tallies)} rows FAIL" if failed else f"all {len(tallies)} rows hold"
+    if known:
+        verdict += f", {known} but for a known gap in the reference"
     said = f"; of {unjudged} quantities nothing could be said, the reference itself overflows" if unjudged else ""
     choices, near_ties = sum(tally.choices for tally in tallies), sum(tally.near_ties for tally in tallies)
     if choices:
@@ -116,6 +125,12 @@ def write_json(
                 verdict: {"quantity": str(j.quantity), "dtype": j.dtype, "error": j.error, "allowed": j.allowed}
                 for verdict, j in tally.worst.items()
             },
+            "result": result(tally),
+            "gaps": [
+                {"name": name, "sentence": known.gap.sentence, "versions": list(known.gap.versions)}
+                | {"scenario": str(known.smallest), "mismatch": str(known)}
+                for name, known in tally.gaps.items()
+            ],
             "mismatch": None if tally.mismatch is None else str(tally.mismatch),
             "scenario": None if tally.mismatch is None else str(tally.mismatch.smallest),
         }

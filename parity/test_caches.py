@@ -168,7 +168,7 @@ TestGrowing, TestSliding, TestNarrow = CacheMachine.TestCase, SlidingMachine.Tes
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
 def test_a_window_of_one_keeps_nothing(sizes: list[int]) -> None:
-    """The reference keeps everything here, a known divergence, so there is nothing to hold ours against."""
+    """The reference keeps everything here, the gap window-of-one, so there is nothing to hold ours against."""
     cache = SlidingCache(1)
     for tokens in sizes:
         new = numbered(cache.length, 1, 1, tokens, 1)

@@ -21,7 +21,7 @@ from reimpl.mask import causal, documents_from_positions, packed, padding, slidi
 pytestmark = pytest.mark.parity
 
 SCHEDULES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
-WINDOWS = st.integers(2, 7)  # with a window of 1 the reference's cached and uncached masks differ: a known divergence
+WINDOWS = st.integers(2, 7)  # with 1 the reference's cached and uncached masks differ: gap window-of-one
 
 
 class Theirs:

@@ -109,7 +109,7 @@ def settings(draw: st.DrawFn, rope_type: str, portions: tuple[float, ...] = (1.0
 @given(data=st.data())
 def test_inverse_frequencies_are_bit_identical(rope_type: str, data: st.DataObject) -> None:
     setting = data.draw(settings(rope_type, portions=(1.0, 0.5, 0.75)))
-    # Under the default type, which each family has for itself, Llama knows no partial width and Phi does.
+    # Under the default type, which each family has for itself, Llama knows no partial width (gap partial-rotary).
     partial_default = rope_type == "default" and "partial_rotary_factor" in setting.rope
     theirs = setting.theirs("phi" if partial_default else "llama")
     frequencies, factor = inverse_frequencies(setting.rope, setting.head_dim, setting.limit)

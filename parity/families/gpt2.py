@@ -58,7 +58,7 @@ FAMILY = Family(
     memory=lambda point: bool(point["cross"]),
     token_types=lambda config: config.vocab_size,
     positions=axes.MAX_LENGTH,
-    exact={"reorder_and_upcast_attn": False},  # the reference insists on float32 there
+    exact={"reorder_and_upcast_attn": False},  # it insists on float32 there: gap gpt2-upcast
     layers=(
         Layer(
             "mlp",

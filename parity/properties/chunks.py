@@ -18,7 +18,10 @@ from parity.strategies import Pool
 
 
 def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
-    """Splits in at least two chunks, before positions are rescaled: beyond, the reference itself depends on them."""
+    """Splits in at least two chunks, before positions are rescaled: beyond, the reference itself depends on them.
+
+    Those are the gaps dynamic-chunks and longrope-chunks.
+    """
     split = strategies.schedules().map(lambda chunks: chunks if len(chunks) > 1 else (*chunks, 1))
     return strategies.scenarios(family, layer, pool, schedule=split, far=False)
 
@@ -29,20 +32,20 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
     truth = run_truth(pair, whole, forward)
     judgements = []
     for name in scenario.dtypes:
-        candidate = _joined(run_candidate(pair, chunked, forward, DTYPES[name]), scenario)
+        candidate = _joined(run_candidate(pair, chunked, forward, DTYPES[name]), scenario, whole.cached)
         judgements += hold_against(pair, whole, forward, truth, candidate, name)
     return judgements
 
 
-def _joined(record: Record, scenario: Scenario) -> Record:
-    """The outputs of all steps as one, the cache after the last, and what routers chose for all tokens.
+def _joined(record: Record, scenario: Scenario, cached: bool) -> Record:
+    """The outputs of all steps as one, the cache after the last if wanted, and what routers chose for all tokens.
 
     A vector of the whole row is made of its first token, hence in the first step.
     """
     last = len(scenario.schedule) - 1
     steps: dict[Quantity, list[Tensor]] = {}
     for quantity, value in zip(record.quantities, record.values, strict=True):
-        if quantity.verdict == "output" or quantity.step == last:
+        if quantity.verdict == "output" or (cached and quantity.step == last):
             steps.setdefault(replace(quantity, step=0), []).append(value)
     values = [parts[0] if parts[0].ndim == 2 else torch.cat(parts, dim=1) for parts in steps.values()]
     choices = routing.joined(record, scenario.rows, len(scenario.schedule))
