@@ -68,8 +68,13 @@ class Gap:
         """Whether it is recorded for what is installed."""
         return any(_installed(Requirement(each)) for each in self.versions)
 
+    @property
+    def range(self) -> str:
+        """The versions in which it is known, in words."""
+        return " or ".join(self.versions)
+
     def __str__(self) -> str:
-        return f"{self.sentence} ({' or '.join(self.versions)})"
+        return f"{self.sentence} ({self.range})"
 
 
 def _installed(wanted: Requirement) -> bool:

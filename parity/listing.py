@@ -38,7 +38,7 @@ def print_gaps(console: Console) -> None:
         table.add_column(name)
     for gap in gaps.GAPS:
         here = "known" if gap.known else "[dim]-[/dim]"
-        table.add_row(gap.name, " or ".join(gap.versions), here, gap.where, gap.sentence, gap.reason)
+        table.add_row(gap.name, gap.range, here, gap.where, gap.sentence, gap.reason)
     console.print(table)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from parity import family as families
+from parity import gaps
 from parity import property as properties
 from parity.listing import covered
 
@@ -30,7 +31,16 @@ def sentences() -> str:
     return "\n".join(f"* **{prop.name}**: {prop.sentence}" for prop in properties.properties().values())
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType({"coverage": coverage, "properties": sentences})
+def contradictions() -> str:
+    """A row per known gap inside the reference."""
+    rows = ["| gap | known in | the reference | reason |", "|---|---|---|---|"]
+    rows += [f"| {gap.name} | {gap.range} | {gap.sentence} | {gap.reason} |" for gap in gaps.GAPS]
+    return "\n".join(rows)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType(
+    {"coverage": coverage, "properties": sentences, "gaps": contradictions}
+)
 
 
 def rendered(text: str) -> str:
