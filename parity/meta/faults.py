@@ -5,16 +5,12 @@ Each says where it shows and where it cannot; `parity/meta/test_faults.py` holds
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional as F
 
 from parity.meta import wrong
 from parity.meta.seams import (
-    Exchange,
+    Fault,
     Several,
     built,
     called,
@@ -29,53 +25,13 @@ from parity.meta.seams import (
     swapped,
     wrapped,
 )
-from parity.pair import pair_of
 from reimpl import attention, decoder, feedforward, norm, rope
 from reimpl.attention import Attention, MultiHead
 from reimpl.cache import Cache, GrowingCache
-from reimpl.decoder import Decoder
+from reimpl.decoder import CausalLM, Decoder
 from reimpl.llama import LlamaDecoderLayer, LlamaModel
 from reimpl.norm import RMSNorm
 from reimpl.rope import RotaryEmbedding
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One mistake.
-
-    Attributes:
-        name: what our layer then does, as a person would say it.
-        layers: the layers of the family whose ordinary runs must catch it.
-        parts: the quantities of the mistaken part, at one of which the two sides must be said to part.
-        exchange: what makes our layer do so.
-        unseen: a scenario of the first layer in which it changes nothing; empty if there is none so simple.
-        verdicts: the only verdicts that can see it.
-        prop: the property whose scenarios must catch it.
-        dtype: the dtype in which it shows.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    parts: tuple[str, ...]
-    exchange: Exchange
-    unseen: str = ""
-    verdicts: tuple[str, ...] = ("output", "cache")
-    prop: str = "forward"
-    dtype: str = "f64"
-
-    def __str__(self) -> str:
-        return self.name
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """Our layers make the mistake as long as the context lasts; they are built anew for it, and after it."""
-        pair_of.cache_clear()
-        try:
-            with self.exchange:
-                yield
-        finally:
-            pair_of.cache_clear()
-
 
 ATTENDING = ("attention", "block", "model")
 MODELS = ("model", "logits")
@@ -364,6 +320,12 @@ CACHE = (
         verdicts=("cache",),
     ),
     Fault(
+        "goes on with the cache of the prompt before",
+        ("model",),
+        ("cached k", "cos", *ROTATED, "scores", "weights"),
+        wrapped(Decoder, "make_cache", wrong.once),
+    ),
+    Fault(
         "gives every layer the cache of the first",
         MODELS,
         ("cached k", "scores", "weights"),
@@ -373,6 +335,14 @@ CACHE = (
 )
 
 WEIGHTS_AND_THE_REST = (
+    Fault(
+        "generates as though no prompt were padded",
+        ("logits",),
+        (),
+        wrapped(CausalLM, "generate", lambda generate: lambda *args, valid, **named: generate(*args, **named)),
+        unseen="b2 s4",
+        prop="generation",
+    ),
     Fault("swaps gate and up", ("mlp", "block"), GATED, swapped("gate_proj", "up_proj")),
     Fault("swaps k and v", ATTENDING, ("k", "k after rotation", "cached k"), swapped("k_proj", "v_proj")),
     Fault(

@@ -1,16 +1,21 @@
-"""How a mistake is planted into our layers: something is exchanged as long as a context lasts. No layer is copied."""
+"""What a planted mistake is, and how it is planted: something is exchanged as long as a context lasts.
+
+No layer is copied: a fault takes the place of a small function, a method, a field of the configuration or of the
+weights as our side reads them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
 
 from parity.candidate import Candidate
-from parity.pair import Pair
+from parity.pair import Pair, pair_of
 from reimpl import decoder
 from reimpl.attention import MultiHead
 from reimpl.llama import LlamaConfig
@@ -19,6 +24,45 @@ Function = Callable[..., Any]
 Exchange = AbstractContextManager[Any]
 Fields = Mapping[str, Any]
 Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake.
+
+    Attributes:
+        name: what our layer then does, as a person would say it.
+        layers: the layers of the family whose ordinary runs must catch it.
+        parts: the quantities of the mistaken part, at one of which the two sides must be said to part; empty if one run
+            of both cannot show it.
+        exchange: what makes our layer do so.
+        unseen: a scenario of the first layer in which it changes nothing; empty if there is none so simple.
+        verdicts: the only verdicts that can see it.
+        prop: the property whose scenarios must catch it.
+        dtype: the dtype in which it shows.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    parts: tuple[str, ...]
+    exchange: Exchange
+    unseen: str = ""
+    verdicts: tuple[str, ...] = ("output", "cache")
+    prop: str = "forward"
+    dtype: str = "f64"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Our layers make the mistake as long as the context lasts; they are built anew for it, and after it."""
+        pair_of.cache_clear()
+        try:
+            with self.exchange:
+                yield
+        finally:
+            pair_of.cache_clear()
 
 
 class Several(ExitStack):

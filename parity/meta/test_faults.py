@@ -15,8 +15,8 @@ from torch import Tensor
 from parity import family as families
 from parity import property as properties
 from parity.candidate import Candidate
-from parity.meta.faults import FAULTS, Fault
-from parity.meta.seams import wrapped
+from parity.meta.faults import FAULTS
+from parity.meta.seams import Fault, wrapped
 from parity.mismatch import Mismatch
 from parity.pair import pair_of
 from parity.runner import check, hold
@@ -46,8 +46,7 @@ def test_a_fault_is_caught_and_located(fault: Fault, layer: str) -> None:
         mismatch = caught(layer, fault)
         divergence = mismatch.divergence
     assert set(mismatch.verdicts) <= set(fault.verdicts)
-    assert divergence is not None
-    assert divergence.quantity.name in fault.parts
+    assert divergence.quantity.name in fault.parts if divergence else fault.parts == ()
     assert all(judgement.ratio > WIDE for judgement in mismatch.failed[:1])
 
 
@@ -78,7 +77,7 @@ def test_a_report_says_where_how_large_and_how_to_see_it_again() -> None:
         assert lines["where"] == (
             "first departs at q after rotation in self_attn, k after rotation too, with q, k and cached v exact"
         )
-        size = r"[\d.]+ relative, \de\+\d\d times the allowance of 2e-12 \(.* in step 1, float64\)"
+        size = r"[\d.]+ relative, \de\+\d\d times the allowance of \de-12 \(.* in step 1, float64\)"
         assert re.fullmatch(size, lines["size"])
         assert lines["outputs"] == "exact at the first token"
         smallest = eval(lines["smallest"], {"Scenario": Scenario})

@@ -15,7 +15,8 @@ from torch import Tensor
 from parity import family as families
 from parity.compare import Judgement
 from parity.family import Layer
-from parity.meta.faults import FAULTS, Fault
+from parity.meta.faults import FAULTS
+from parity.meta.seams import Fault
 from parity.pair import Pair, evaluate, forward, gradients
 from parity.scenario import parse_scenario
 from parity.tiny import initialise

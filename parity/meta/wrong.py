@@ -214,3 +214,15 @@ def newest_only(append: Function) -> Function:
 
 def keys_for_values(append: Function) -> Function:
     return lambda self, keys, values: append(self, values, keys)[::-1]
+
+
+def once(make_cache: Function) -> Function:
+    """Every call gives the cache that the first call made for a model."""
+    made: dict[Any, Any] = {}
+
+    def call(self: Any, capacity: int | None = None) -> Any:
+        if self not in made:
+            made[self] = make_cache(self, capacity)
+        return made[self]
+
+    return call
