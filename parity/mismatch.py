@@ -128,7 +128,9 @@ class Inconsistent(Mismatch):
         self.gap = gap
 
     def _headline(self) -> str:
-        return f"{super()._headline()}: a known gap, {self.gap.name}"
+        what = " and ".join(self.verdicts) or "result"
+        layer = f"{self.family.model_type} / {self.layer.reference}"
+        return f"{layer}   {what} in a known gap of {reference.version()}: {self.gap.name}"
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "claim", self.prop.sentence
