@@ -202,7 +202,10 @@ class LatentCache(LayerCache):
 
 
 class CrossCache(GrowingCache):
-    """Keys and values of an encoder's memory: appended once, read at every step, untouched by `crop`."""
+    """Keys and values of an encoder's memory: appended once, read at every step, untouched by `crop`.
+
+    So they are kept with the rows of each head side by side, where a projection leaves those of each token.
+    """
 
     def append(
         self, keys: Float[Tensor, "batch kv_heads new head_dim"], values: Float[Tensor, "batch kv_heads new value_dim"]
@@ -210,7 +213,7 @@ class CrossCache(GrowingCache):
         """Fill the cache; refused if it is filled."""
         if self.length:
             raise ValueError(f"a memory of {self.length} tokens is cached already; reset() the cache for another one")
-        return self._append(keys, values)
+        return self._append(keys.contiguous(), values.contiguous())
 
     def recall(
         self, project: Callable[[], tuple[Tensor, Tensor]]
