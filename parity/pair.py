@@ -77,6 +77,8 @@ class Pair:
         config, limit = self.reference_config, self.family.positions
         window = self.layer.window(config)
         types = 0 if self.family.token_types is None else self.family.token_types(config)
+        if self.layer.kind.attends and not self.layer.causal and len(scenario.schedule) > 1:
+            raise ScenarioError(f"tokens of {self.layer} see those after them: give all in one chunk")
         if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
             raise ScenarioError(f"{self.layer} attends to no memory under this configuration: leave m out")
         if scenario.typed and not types:

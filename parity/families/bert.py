@@ -13,7 +13,7 @@ ATTENTION = ("heads", "head_dim", "eps", "attend")
 BLOCK = (*ATTENTION, "act", "square")
 AXES = (
     Axis("heads", (2, 1, 6, 3), "attention heads (num_attention_heads)"),
-    axes.HEAD_DIM,
+    Axis("head_dim", axes.HEAD_DIM.choices, "width of a head; the hidden size is as many times that"),
     Axis("eps", (1e-12, 1e-5, 1e-2), "layer_norm_eps"),
     Axis("act", ("gelu", "gelu_new", "relu", "silu", "gelu_pytorch_tanh"), "hidden_act"),
     axes.SQUARE,

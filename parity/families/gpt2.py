@@ -13,7 +13,7 @@ ATTENTION = ("heads", "head_dim", "scaled", "by_layer", "upcast", "attend")
 BLOCK = (*ATTENTION, "eps", "act", "inner", "cross")
 AXES = (
     Axis("heads", (2, 1, 6, 3), "attention heads (n_head)"),
-    axes.HEAD_DIM,
+    Axis("head_dim", axes.HEAD_DIM.choices, "width of a head; the hidden size is as many times that"),
     Axis("scaled", (True, False), "scores over sqrt(head_dim) (scale_attn_weights)"),
     Axis("by_layer", (False, True), "scores over the layer's number (scale_attn_by_inverse_layer_idx)"),
     Axis("upcast", (False, True), "scores in float32 (reorder_and_upcast_attn)"),

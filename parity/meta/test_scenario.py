@@ -56,6 +56,7 @@ def test_what_contradicts_itself_is_refused(line: str, message: str) -> None:
         ("gpt2", "block", "m3", "block attends to no memory under this configuration"),
         ("llama", "model", "typed", "llama knows no types of tokens"),
         ("gpt2", "model", "s5 @60", "gpt2 has 64 positions"),
+        ("bert", "block", "s2,1", "tokens of block see those after them"),
     ],
 )
 def test_what_a_family_does_not_have_is_refused(model_type: str, layer: str, line: str, message: str) -> None:
