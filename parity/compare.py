@@ -192,9 +192,9 @@ def aligned(candidate: Record, truth: Record) -> Record:
     """
     if candidate.quantities == truth.quantities:
         return candidate
-    index = {quantity: i for i, quantity in enumerate(candidate.quantities)}
+    index, wanted = {quantity: i for i, quantity in enumerate(candidate.quantities)}, set(truth.quantities)
     missing = [str(quantity) for quantity in truth.quantities if quantity not in index]
-    extra = [str(quantity) for quantity in index if quantity not in truth.quantities]
+    extra = [str(quantity) for quantity in index if quantity not in wanted]
     if missing or extra:
         raise Unequal(f"the candidate lacks {_listed(missing)} and has {_listed(extra)} too many")
     order = [index[quantity] for quantity in truth.quantities]

@@ -16,58 +16,54 @@ a candidate chooses by other means is not seen, so it has to be what the truth c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from parity.case import Case, Step
 from parity.compare import MAX_FACTOR, RMS_FACTOR, TRUTH_BOUND, Choice, Judgement, Quantity, Record, aligned
 
-TOPK = (torch.topk, Tensor.topk)
 Told = Mapping[tuple[int, int], Sequence[Tensor]]
 """What is to be chosen, call by call, for every kind of choice: of so many options so many."""
 
 
-class Watch(TorchFunctionMode):
-    """Notes every choice, and makes those that it is told."""
+@contextmanager
+def watch(told: Told) -> Iterator[list[Choice]]:
+    """Notes every choice that is made, or made as it is told, while the context lasts."""
+    choices: list[Choice] = []
+    remaining = {kind: iter(chosen) for kind, chosen in told.items()}
+    original = torch.topk
 
-    def __init__(self, told: Told) -> None:
-        super().__init__()
-        self.choices: list[Choice] = []
-        self._told = {kind: iter(chosen) for kind, chosen in told.items()}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in TOPK:
-            return func(*args, **kwargs)
-        scores, count = _arguments(*args, **kwargs)
-        if scores.ndim != 2 or count >= scores.shape[1]:
-            return func(*args, **kwargs)  # no choice, or not one per token
-        told = self._told.get((scores.shape[1], count))
-        if told is None:
-            result = func(*args, **kwargs)
+    def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        if input.ndim != 2 or k >= input.shape[1]:  # not one choice per token, or none at all
+            return original(input, k, dim, largest, sorted)
+        answers = remaining.get((input.shape[1], k))
+        if answers is None:
+            result = original(input, k, dim, largest, sorted)
         else:
-            chosen = next(told)
-            result = torch.return_types.topk((scores.gather(1, chosen), chosen))
-        self.choices.append(Choice(scores.detach(), result.indices))
+            chosen = next(answers)
+            result = torch.return_types.topk((input.gather(1, chosen), chosen))
+        choices.append(Choice(input.detach(), result.indices))
         return result
 
-
-def _arguments(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, int]:
-    """As `torch.topk` names them."""
-    return input, k
+    # A TorchFunctionMode would see the same calls, and cost a quarter of all others.
+    setattr(torch, "topk", topk)  # noqa: B010 (a type checker knows another signature)
+    setattr(Tensor, "topk", topk)  # noqa: B010
+    try:
+        yield choices
+    finally:
+        setattr(torch, "topk", original)  # noqa: B010
+        del Tensor.topk  # what it inherits is the original
 
 
 def watched(run: Callable[[], Record], told: Told) -> Record:
     """What a side computes, and what its routers chose."""
-    with Watch(told) as watch:
+    with watch(told) as choices:
         record = run()
-    return replace(record, choices=watch.choices)
+    return replace(record, choices=choices)
 
 
 def agreed(candidate: Record, truth: Record) -> Told:

@@ -116,22 +116,29 @@ class Experts(nn.Module):
         outputs = self._of_one(x, experts) if len(x) == 1 else self._of_many(x, experts)
         return torch.einsum("tc,tcd->td", weights, outputs.to(weights.dtype)).to(x.dtype)
 
-    def expert(self, x: Float[Tensor, "tokens size"], index: int) -> Float[Tensor, "tokens size"]:
+    def expert(
+        self,
+        x: Float[Tensor, "tokens size"],
+        gate_up: Float[Tensor, "twice_hidden size"],
+        down: Float[Tensor, "size hidden"],
+    ) -> Float[Tensor, "tokens size"]:
         """What one expert computes."""
-        gate, up = F.linear(x, self.gate_up_proj[index]).chunk(2, dim=-1)
-        return F.linear(self.act(gate) * up, self.down_proj[index])
+        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+        return F.linear(self.act(gate) * up, down)
 
     def _of_one(self, x: Tensor, experts: Tensor) -> Tensor:
         """A single token needs no sorting."""
-        return torch.cat([self.expert(x, index) for index in experts[0].tolist()])[None]
+        chosen = experts[0].tolist()
+        return torch.cat([self.expert(x, self.gate_up_proj[index], self.down_proj[index]) for index in chosen])[None]
 
     def _of_many(self, x: Tensor, experts: Tensor) -> Tensor:
         """The outputs of each token's experts, [tokens, chosen, size]."""
         chosen = experts.shape[1]
         order = experts.flatten().argsort(stable=True)
         sizes = experts.flatten().bincount(minlength=len(self.down_proj)).tolist()
-        parts = x[order // chosen].split(sizes)
-        outputs = torch.cat([self.expert(part, index) for index, part in enumerate(parts) if len(part)])
+        # Unbound at once: the gradient of one expert taken out of the stack would be as large as the stack.
+        each = zip(x[order // chosen].split(sizes), self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
+        outputs = torch.cat([self.expert(part, gate_up, down) for part, gate_up, down in each if len(part)])
         return outputs[order.argsort()].unflatten(0, (-1, chosen))
 
 
