@@ -253,6 +253,7 @@ def evaluate(
     for measure in measures:
         truth = run_truth(pair, case, measure)
         for name in scenario.dtypes:
+            form_arguments(pair, case, DTYPES[name])
             before = versions(case)
             candidate = run_candidate(pair, case, measure, DTYPES[name])
             judgements += judge_side_effects(before, versions(case), name)
@@ -381,6 +382,14 @@ def tabulate(pair: Pair, case: Case, dtype: torch.dtype) -> None:
         tables = side.tables(case)
     if tables is not None:
         case.tables[dtype] = tables
+
+
+def form_arguments(pair: Pair, case: Case, dtype: torch.dtype) -> None:
+    """Form what a layer is called with in a dtype: only then can it be seen whether the layer writes to it."""
+    tabulate(pair, case, dtype)
+    if not case.layer.kind.reads_ids:
+        case.inputs(dtype)
+    case.memories(dtype, case.steps[0])
 
 
 def versions(case: Case) -> dict[str, int]:

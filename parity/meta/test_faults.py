@@ -20,7 +20,7 @@ from parity.meta.seams import Fault, wrapped
 from parity.mismatch import Mismatch
 from parity.pair import pair_of
 from parity.runner import check, hold
-from parity.scenario import Scenario, parse_scenario
+from parity.scenario import DTYPES, Scenario, parse_scenario
 from reimpl.attention import MultiHead
 
 LLAMA = families.load("llama")
@@ -157,6 +157,13 @@ def test_a_candidate_that_is_not_the_same_twice_is_a_mismatch() -> None:
         tally = hold(FORWARD, LLAMA, LLAMA.layer("attention"), ("f64",), examples=20, seed=0)
     assert tally.mismatch is not None
     assert tally.mismatch.verdicts == ["output"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_writes_are_seen_in_every_dtype(dtype: str) -> None:
+    with BY_NAME["adds the residual in place"].planted(), pytest.raises(Mismatch) as raised:
+        check(FORWARD, LLAMA, LLAMA.layer("block"), parse_scenario("b1 s3").only(dtype))
+    assert "side effects" in raised.value.verdicts
 
 
 def test_layers_are_right_again_after_a_fault() -> None:
