@@ -77,8 +77,8 @@ class DeepseekV3Config(Config):
     n_shared_experts: int = 1
     n_routed_experts: int = 256
     routed_scaling_factor: float = 2.5
-    kv_lora_rank: int = 512
     q_lora_rank: int | None = 1536
+    kv_lora_rank: int = 512
     qk_rope_head_dim: int = 64
     qk_nope_head_dim: int = 128
     v_head_dim: int = 128
