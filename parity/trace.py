@@ -151,4 +151,6 @@ def _defined(each: Seen, case: Case, step: Step) -> Tensor:
             value = value.movedim(each.axis, 1)[valid]
         elif len(value) == valid.numel():  # all tokens of all rows on one axis, as experts want them
             value = value[valid.flatten()]
+        elif value.ndim == 2 and len(value) == len(valid):  # the first token of every row, as poolers want it
+            value = value[valid[:, 0]]
     return value

@@ -15,6 +15,7 @@ from torch import Tensor
 from parity import family as families
 from parity import property as properties
 from parity.candidate import Candidate
+from parity.family import Family, Layer
 from parity.meta.faults import FAULTS
 from parity.meta.seams import Fault, wrapped
 from parity.mismatch import Mismatch
@@ -133,18 +134,22 @@ def test_where_a_candidate_breaks_off_is_located() -> None:
     assert "first departs at scores in self_attn, with q after rotation, cached k and cached v exact" in report
 
 
-def test_nothing_is_blamed_in_a_candidate_that_computes_everything() -> None:
+OTHERS = [family for family in map(families.load, families.names()) if family is not LLAMA]
+TOPS = [(LLAMA, layer) for layer in LLAMA.layers] + [(family, family.layers[-1]) for family in OTHERS]
+
+
+@pytest.mark.parametrize(("family", "layer"), [pytest.param(*top, id=f"{top[0].model_type} {top[1]}") for top in TOPS])
+def test_nothing_is_blamed_in_a_candidate_that_computes_everything(family: Family, layer: Layer) -> None:
     """Its outputs come in a shape in which they cannot be compared, so that every result is suspected."""
 
     def transposed(output: Any) -> Any:
         return lambda self, returned: {name: value.mT for name, value in output(self, returned).items()}
 
     with Fault("transposes", (), (), wrapped(Candidate, "output", transposed)).planted():
-        for layer in LLAMA.layers:
-            with pytest.raises(Mismatch) as raised:
-                check(FORWARD, LLAMA, layer, parse_scenario("b2 s3,1 left0,2 f64"))
-            assert raised.value.divergence is None
-            assert "unknown" in str(raised.value)
+        with pytest.raises(Mismatch) as raised:
+            check(FORWARD, family, layer, parse_scenario("b2 s3 left0,1 f64"))
+        assert raised.value.divergence is None
+        assert "unknown" in str(raised.value)
 
 
 def test_a_candidate_that_is_not_the_same_twice_is_a_mismatch() -> None:
