@@ -3,7 +3,6 @@
 Parameters carry the names that they have in a checkpoint, except for the routed experts', which are stacked.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,30 +11,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reimpl.cache import Cache, LatentCache
-from reimpl.config import (
-    GENERIC,
-    LARGEST_SIZE,
-    OUTPUTS,
-    TRAINING,
-    Config,
-    ConfigError,
-    between,
-    check_rope,
-    divides,
-    known_activation,
-)
-from reimpl.decoder import CausalLM, Decoder
+from reimpl.config import GENERIC, LARGEST_SIZE, OUTPUTS, TRAINING, Config, ConfigError, between, divides
+from reimpl.decoder import CausalLM
 from reimpl.feedforward import GatedFeedForward
 from reimpl.latent_attention import LatentAttention
-from reimpl.mask import Mask
 from reimpl.moe import Experts, GroupedRouter
 from reimpl.norm import RMSNorm
-from reimpl.rope import Rope, RotaryEmbedding, yarn_magnitude
+from reimpl.pre_norm import PreNormConfig, PreNormLayer, PreNormModel, PreNormRotary
+from reimpl.rope import Rope, yarn_magnitude
 from reimpl.weights import Rule, Stacked
+
+DeepseekV3RMSNorm = RMSNorm
+DeepseekV3RotaryEmbedding = PreNormRotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekV3Config(Config):
+class DeepseekV3Config(PreNormConfig):
     """The fields of config.json that change what DeepSeek-V3 computes."""
 
     IRRELEVANT: ClassVar[Mapping[str, str]] = {
@@ -52,81 +43,55 @@ class DeepseekV3Config(Config):
         "moe_layer_freq": 1,
     }
     SIZES: ClassVar[tuple[str, ...]] = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "moe_intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "n_shared_experts",
-        "n_routed_experts",
+        *PreNormConfig.SIZES,
         "kv_lora_rank",
-        "qk_rope_head_dim",
         "qk_nope_head_dim",
         "v_head_dim",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "n_shared_experts",
         "n_group",
     )
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    moe_intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    n_shared_experts: int = 1
-    n_routed_experts: int = 256
-    routed_scaling_factor: float = 2.5
+    max_position_embeddings: int = 4096
     q_lora_rank: int | None = 1536
     kv_lora_rank: int = 512
-    qk_rope_head_dim: int = 64
     qk_nope_head_dim: int = 128
-    v_head_dim: int = 128
+    qk_rope_head_dim: int = 64
     qk_head_dim: int
-    head_dim: int
-    n_group: int = 8
-    topk_group: int = 4
-    num_experts_per_tok: int = 8
-    first_k_dense_replace: int = 3
-    norm_topk_prob: bool = True
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 4096
-    rms_norm_eps: float = 1e-6
-    rope_parameters: Mapping
+    v_head_dim: int = 128
     rope_interleave: bool = True
     attention_bias: bool = False
-    attention_dropout: float = 0.0
-    tie_word_embeddings: bool = False
-    pad_token_id: int | None = None
+    moe_intermediate_size: int = 2048
+    first_k_dense_replace: int = 3
+    n_shared_experts: int = 1
+    n_routed_experts: int = 256
+    num_experts_per_tok: int = 8
+    n_group: int = 8
+    topk_group: int = 4
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 2.5
 
     @classmethod
     def complete(cls, read: dict[str, Any]) -> None:
-        rope = read.get("qk_rope_head_dim", cls.qk_rope_head_dim)
-        nope = read.get("qk_nope_head_dim", cls.qk_nope_head_dim)
-        derived = {"num_key_value_heads": read.get("num_attention_heads"), "head_dim": rope}
-        if isinstance(rope, int) and isinstance(nope, int):
-            derived["qk_head_dim"] = rope + nope
-        for name, value in derived.items():
-            if read.get(name) is None:
-                read[name] = value
+        """head_dim is another name of the part of a head that turns, and every head makes keys of its own."""
+        nope, rope = (read.get(name, getattr(cls, name)) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+        if read.get("head_dim") is None:
+            read["head_dim"] = rope
+        if read.get("qk_head_dim") is None and isinstance(nope, int) and isinstance(rope, int):
+            read["qk_head_dim"] = nope + rope
+        super().complete(read)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        between(self.max_position_embeddings, 1, sys.maxsize, "max_position_embeddings")
-        between(self.rms_norm_eps, 0, 1, "rms_norm_eps")
-        between(self.attention_dropout, 0, 1, "attention_dropout")
         between(self.first_k_dense_replace, 0, LARGEST_SIZE, "first_k_dense_replace")
         if self.q_lora_rank is not None:
             between(self.q_lora_rank, 1, LARGEST_SIZE, "q_lora_rank")
-        if self.pad_token_id is not None:
-            between(self.pad_token_id, -self.vocab_size, self.vocab_size - 1, "pad_token_id")
         _follows(self.num_key_value_heads, self.num_attention_heads, "num_key_value_heads", "num_attention_heads")
         _follows(self.head_dim, self.qk_rope_head_dim, "head_dim", "qk_rope_head_dim")
         channels = self.qk_nope_head_dim + self.qk_rope_head_dim
         _follows(self.qk_head_dim, channels, "qk_head_dim", "qk_nope_head_dim + qk_rope_head_dim")
         self._check_groups()
-        known_activation(self.hidden_act, "hidden_act")
-        check_rope(self.rope_parameters, self.qk_rope_head_dim, self.max_position_embeddings)
 
     def _check_groups(self) -> None:
         divides(self.n_group, self.n_routed_experts, "n_group", "n_routed_experts")
@@ -144,17 +109,6 @@ def _follows(value: int, source: int, name: str, source_name: str) -> None:
     """Refuse a field that contradicts those it follows from."""
     if value != source:
         raise ConfigError(f"{name} is {value}, but {source_name} gives {source}: remove it, or correct one of them")
-
-
-class DeepseekV3RMSNorm(RMSNorm):
-    """DeepSeek-V3 normalises by the root mean square."""
-
-
-class DeepseekV3RotaryEmbedding(RotaryEmbedding):
-    """The tables of the rotation, computed once for all layers, for the part of a head that turns."""
-
-    def __init__(self, config: DeepseekV3Config) -> None:
-        super().__init__(config.rope_parameters, config.qk_rope_head_dim, config.max_position_embeddings)
 
 
 class DeepseekV3MLP(GatedFeedForward):
@@ -217,38 +171,19 @@ class DeepseekV3MoE(nn.Module):
         return self.experts(tokens, routing.experts, routing.weights).view_as(x) + self.shared_experts(x)
 
 
-class DeepseekV3DecoderLayer(nn.Module):
-    """z = x + attention(norm(x)); y = z + mlp(norm(z)), the mlp dense in the first layers, experts in the others."""
+class DeepseekV3DecoderLayer(PreNormLayer):
+    """Latent attention, then a dense mlp in the first layers and experts in the others."""
 
     def __init__(self, config: DeepseekV3Config, layer_idx: int = 0) -> None:
-        super().__init__()
-        self.input_layernorm = DeepseekV3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = DeepseekV3Attention(config, layer_idx)
-        self.post_attention_layernorm = DeepseekV3RMSNorm(config.hidden_size, config.rms_norm_eps)
         dense = layer_idx < config.first_k_dense_replace
-        self.mlp = DeepseekV3MLP(config) if dense else DeepseekV3MoE(config)
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch seq hidden"],
-        rotary: tuple[Float[Tensor, "#batch seq rotary"], Float[Tensor, "#batch seq rotary"]],
-        mask: Mask = None,
-        cache: LatentCache | None = None,
-    ) -> Float[Tensor, "batch seq hidden"]:
-        z = x + self.self_attn(self.input_layernorm(x), rotary, mask, cache)
-        return z + self.mlp(self.post_attention_layernorm(z))
+        mlp = DeepseekV3MLP(config) if dense else DeepseekV3MoE(config)
+        super().__init__(config, DeepseekV3Attention(config, layer_idx), mlp)
 
 
-class DeepseekV3Model(Decoder):
-    """Embeddings, layers and a final norm."""
+class DeepseekV3Model(PreNormModel):
+    """DeepSeek-V3 without its head."""
 
-    def __init__(self, config: DeepseekV3Config) -> None:
-        super().__init__(
-            nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id),
-            (DeepseekV3DecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)),
-            DeepseekV3RMSNorm(config.hidden_size, config.rms_norm_eps),
-            DeepseekV3RotaryEmbedding(config),
-        )
+    LAYER = DeepseekV3DecoderLayer
 
     def make_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache of latents, with room for `capacity` tokens where the number is known."""

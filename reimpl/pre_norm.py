@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reimpl.cache import GrowingCache
+from reimpl.cache import LayerCache
 from reimpl.config import Config, ConfigError, between, check_rope, divides, known_activation, shared
 from reimpl.decoder import Decoder
 from reimpl.mask import Mask
@@ -130,7 +130,7 @@ class PreNormLayer(nn.Module):
         x: Float[Tensor, "batch seq hidden"],
         rotary: tuple[Float[Tensor, "#batch seq rotary"], Float[Tensor, "#batch seq rotary"]] | None = None,
         mask: Mask = None,
-        cache: GrowingCache | None = None,
+        cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         z = x + self.self_attn(self.input_layernorm(x), rotary, mask, cache)
         return z + self.mlp(self.post_attention_layernorm(z))
