@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-EXAMPLES = {"dev": 12, "ci": 24, "thorough": 1000}
+EXAMPLES = {"dev": 16, "ci": 24, "thorough": 1000}
 """Examples per property, layer and dtype."""
 
 
