@@ -15,6 +15,7 @@ from parity.scenario import AxisValue
 from reimpl.attention import IMPLEMENTATIONS
 from reimpl.cache import Cache, CrossCache, DecoderCache, GrowingCache, LatentCache, LayerCache, SlidingCache
 from reimpl.latent_attention import LatentAttention
+from reimpl.moe import router_logits
 from reimpl.precision import convert
 from reimpl.weights import below, slots
 
@@ -66,6 +67,12 @@ class Candidate:
     def cache_contents(self, cache: Cache) -> list[tuple[str, Tensor]]:
         """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
         return cache_contents(cache, first=self.layer.index)
+
+    def router_logits(self, case: Case) -> tuple[Tensor, ...]:
+        """What the routers of a whole model give to all experts, layer by layer, [tokens, experts]."""
+        with router_logits(self.module) as logits:
+            self(case, Step(0, 0, case.scenario.length), case.ids)
+        return tuple(logits)
 
     def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]."""

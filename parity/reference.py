@@ -62,6 +62,16 @@ def layer_class(model_type: str, name: str) -> type[nn.Module]:
     return getattr(modeling(model_type), name)
 
 
+def balance_loss(model_type: str) -> Callable[[tuple[Tensor, ...], int, Tensor | None], Tensor] | None:
+    """The reference's load-balancing loss of router logits, for so many chosen experts, over the valid tokens."""
+    loss = getattr(modeling(model_type), "load_balancing_loss_func", None)
+    if loss is None:
+        return None
+    return lambda logits, chosen, valid: loss(
+        logits, logits[0].shape[-1], chosen, None if valid is None else valid.long()
+    )
+
+
 @contextmanager
 def frequency_functions(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Wrap the functions that compute rotary frequencies, as long as the context lasts."""
@@ -234,6 +244,11 @@ class Reference:
         accepted = _accepted(type(self.module).forward)
         named = {name: value for name, value in offered.items() if name in accepted}
         return () if kind.reads_ids else (x,), named
+
+    def router_logits(self, case: Case) -> tuple[Tensor, ...]:
+        """What the routers of a whole model give to all experts, layer by layer, [tokens, experts]."""
+        _, named = self.arguments(case, Step(0, 0, case.scenario.length), case.ids)
+        return self.module(**named, output_router_logits=True).router_logits or ()
 
     def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]; finished rows are filled with the padding token."""

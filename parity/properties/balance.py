@@ -1,0 +1,76 @@
+"""Router logits are the reference's, and the load-balancing loss of them is, with and without padding.
+
+Both sides compute the loss of the same logits, so that no near-tie takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import Tensor
+
+from parity import reference as theirs
+from parity import strategies
+from parity.case import Case
+from parity.compare import Judgement, Quantity, Record
+from parity.compare import judge as hold_against
+from parity.family import Family, Kind, Layer
+from parity.oracle import lifted
+from parity.pair import Pair, Side, evaluate, run_truth
+from parity.property import Property
+from parity.scenario import Scenario
+from parity.strategies import Pool
+from reimpl.moe import load_balancing_loss
+
+_ONE_CHUNK = st.integers(1, strategies.LONGEST).map(lambda length: (length,))
+
+
+def scenarios(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Scenario]:
+    """One pass over all tokens, some of which may be padding."""
+    return strategies.scenarios(family, layer, pool, schedule=_ONE_CHUNK, stack=8)
+
+
+def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
+    """Judge the logits in every dtype, and the loss and its gradient in float64."""
+    case = pair.case(scenario)
+    judgements = evaluate(pair, scenario, (router_logits,), case)
+    loss = theirs.balance_loss(pair.family.model_type)
+    if loss is None:
+        return judgements
+    logits, chosen = run_truth(pair, case, router_logits).values, pair.reference_config.num_experts_per_tok
+    for valid in (None,) if case.valid is None else (None, case.valid):
+        with lifted():
+            truth = _loss(loss, logits, chosen, valid)
+        ours = _loss(load_balancing_loss, logits, chosen, valid)
+        judgements += hold_against(truth, ours, [], torch.float64, "f64")
+    return judgements
+
+
+def router_logits(side: Side, case: Case) -> Record:
+    """The logits of every layer's router, [tokens, experts]."""
+    with torch.no_grad():
+        logits = side.router_logits(case)
+    names = [Quantity(f"router logits, {index} of {len(logits)}", "routing") for index in range(len(logits))]
+    valid = None if case.valid is None else case.valid.flatten()[:, None]
+    return Record(names, list(logits), [valid] * len(logits))
+
+
+def _loss(loss: Callable[..., Tensor], logits: list[Tensor], chosen: int, valid: Tensor | None) -> Record:
+    """The loss, and its gradient with respect to the logits."""
+    leaves = [each.detach().requires_grad_() for each in logits]
+    value = loss(tuple(leaves), chosen, valid)
+    what = "load-balancing loss" if valid is None else "load-balancing loss without padding"
+    names = [Quantity(what, "output"), *(Quantity(f"gradient of {what}, {i}", "gradient") for i in range(len(leaves)))]
+    return Record(names, [value.detach()[None], *torch.autograd.grad(value, leaves)], [None] * len(names))
+
+
+PROPERTY = Property(
+    "balance",
+    "has the reference's router logits, and its load-balancing loss of them",
+    lambda family, layer: layer.kind is Kind.MODEL and layer.routes,
+    scenarios,
+    judge,
+)
