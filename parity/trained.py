@@ -23,7 +23,7 @@ from parity.audit import Audit, judge_precision
 from parity.candidate import Candidate
 from parity.case import Case
 from parity.compare import Judgement, Quantity, Record, Unequal, judge
-from parity.family import Family, Layer
+from parity.family import Family, Kind, Layer
 from parity.oracle import lifted
 from parity.pair import NOTHING_TOLD, Side, entries_of, forward, judge_side_effects, versions
 from parity.reference import Loaded, cast
@@ -68,12 +68,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides in one dtype, and what was judged of them."""
+    """Both sides in one dtype, and what was judged of them. In float64 the reference runs but once, as the truth."""
 
     dtype: str
     case: Case
     truth: Run
     candidate: Run
+    references: list[Run]
     forward: list[Judgement]
     generation: list[Judgement]
 
@@ -98,7 +99,7 @@ def compare(trained: Trained, name: str) -> Comparison:
     judgements += _judge(trained.layer, case, sides, name)
     judgements += judge_precision(ours.coarsest, _coarsest(references or [truth]), name)
     generation = [judge_tokens(ours.tokens, truth.tokens, name)] if new_tokens else []
-    return Comparison(name, case, truth, ours, judgements, generation)
+    return Comparison(name, case, truth, ours, references, judgements, generation)
 
 
 def candidate_of(trained: Trained, dtype: torch.dtype) -> Candidate:
@@ -186,10 +187,11 @@ def _rewound(side: Side) -> Iterator[None]:
 
 
 def everything(side: Side, case: Case) -> Record:
-    """What `forward` records, and with it, by its path, what every part put out in which tokens see each other."""
+    """What `forward` records, and with it, by its path on disk, what every part put out that `part_at` knows."""
     inner = Record([], [], [])
     with ExitStack() as stack:
-        for path, part in side.module.named_modules():
+        for inside, part in side.module.named_modules():
+            path = side.layer.at + inside
             if part_at(side.family, path) is not None:
                 stack.callback(part.register_forward_hook(_noting(inner, path, case)).remove)
         whole = forward(side, case)
@@ -242,10 +244,10 @@ def _joined(valid: list[Tensor | None]) -> Tensor | None:
 
 
 def part_at(family: Family, path: str) -> Layer | None:
-    """The layer of the family that stands at a path inside the whole model, if tokens see each other in it."""
+    """The layer of the family that stands at a path inside the whole model, if it makes hidden states of all tokens."""
     for layer in family.layers:
         anywhere = re.sub(r"\\\.\d+(?=\\\.)", r"\\.\\d+", re.escape(layer.at))
-        if layer.kind.attends and layer.at and re.fullmatch(anywhere, f"{path}."):
+        if (layer.kind.attends or layer.kind is Kind.EMBEDDINGS) and layer.at and re.fullmatch(anywhere, f"{path}."):
             return layer
     return None
 

@@ -1,5 +1,6 @@
-"""The proof on real input: SmolLM2-135M, a trained Llama, whose GGUF file a package carries (`make real`).
+"""The proof on real input (`make real`): trained models that packages carry, read by transformers and by us.
 
-The file is read twice, by transformers and by us, and its rows of q and k are stored for adjacent rotary pairs. So it
-proves the permutation between the pairings on rows that neither this project nor transformers has written.
+SmolLM2-135M, a Llama, comes as a GGUF file with its rows of q and k stored for adjacent rotary pairs. So it proves the
+permutation between the pairings on rows that neither this project nor transformers has written. all-MiniLM-L6-v2, a
+BERT, comes in Hugging Face's layout as an early version wrote it, and is run on sentences of different lengths.
 """

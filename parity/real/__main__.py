@@ -1,4 +1,4 @@
-"""`python -m parity.real`: hold SmolLM2-135M, ours and the reference's, against each other and print the table."""
+"""`python -m parity.real`: hold trained models, ours and the reference's, against each other and print the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(
     dtype: Annotated[list[str] | None, typer.Option(help="float64, float32, bfloat16 or float16 (repeat)")] = None,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
 ) -> None:
-    """Hold a trained model, SmolLM2-135M, against transformers and print a table of verdicts."""
+    """Hold trained models, SmolLM2-135M and all-MiniLM-L6-v2, against transformers and print a table of verdicts."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # of transformers' own bars, which it reads when it is imported
     from parity.real.proof import DTYPES, prove

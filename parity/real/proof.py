@@ -1,4 +1,7 @@
-"""The run: the model as any trained one, then its rows of q and k as they are stored, rotated in their own pairs."""
+"""The run: SmolLM2 as any trained model, then its rows of q and k as they are stored, rotated in their own pairs.
+
+After it all-MiniLM-L6-v2, whose rows follow in the same table.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,8 +21,11 @@ from parity.checkpoint import Results
 from parity.compare import Judgement, Quantity, Record, judge
 from parity.properties.pairing import adjacent
 from parity.property import Property
-from parity.real.smollm2 import Stored, weights_file
+from parity.real import minilm, smollm2
+from parity.real.packages import weights_file
+from parity.real.smollm2 import Stored
 from parity.scenario import Scenario
+from parity.table import Bar
 from parity.trained import Comparison, Trained, attempt, candidate_of
 from reimpl.rope import half_order
 
@@ -38,13 +43,19 @@ CONTROL = "the rows as they are stored differ when rotated in halves"
 def prove(dtypes: Sequence[str], json: Path | None, console: Console) -> int:
     """Run it, print the table, and return the exit code: 0 if all holds, 1 for a mismatch.
 
-    The rows as they are stored are tried together with float64, which decides.
-
     Raises:
         CheckpointError: if a package is missing.
         ReportError: if the report cannot be written.
     """
-    file, family = weights_file(), families.load("llama")
+    file, weights = weights_file(smollm2.PACKAGE, ".gguf"), weights_file(minilm.PACKAGE, ".safetensors")
+    results, controls = hold(file, dtypes, console)
+    controls += minilm.hold(results, weights.parent, console)
+    return results.conclude(json, console, controls)
+
+
+def hold(file: Path, dtypes: Sequence[str], console: Console) -> tuple[Results, list[Bar]]:
+    """The rows of SmolLM2, and the bar of its control: both are tried together with float64, which decides."""
+    family = families.load("llama")
     stored, layer = Stored(file), family.layer("logits")
     theirs = reference.load(family, layer, file.parent, torch.float32, gguf_file=file.name)
     tokenizer = reference.tokenizer(file.parent, gguf_file=file.name)
@@ -57,7 +68,8 @@ def prove(dtypes: Sequence[str], json: Path | None, console: Console) -> int:
         reference=lambda dtype: reference.cast(deepcopy(theirs), dtype),
         ids=torch.tensor([tokenizer(TEXT)["input_ids"][: scenario.length]]),
     )
-    results, controls = Results(trained, lambda smallest: f"make real ARGS='--dtype {smallest.dtypes[0]}'"), []
+    results = Results(trained, lambda smallest: f"make real ARGS='--dtype {smallest.dtypes[0]}'")
+    controls = list[Bar]()
     results.print_header(console, file.stem)
     for name in dtypes:
         comparison = results.compare(name, console)
@@ -66,7 +78,7 @@ def prove(dtypes: Sequence[str], json: Path | None, console: Console) -> int:
             controls = add_pairing(results, comparison, stored)
             said = tokenizer.decode(comparison.candidate.tokens[0, scenario.length :])
             console.print(f"the text continues:{said}", markup=False, highlight=False)
-    return results.conclude(json, console, controls)
+    return results, controls
 
 
 def add_weights(results: Results, comparison: Comparison, stored: Stored, theirs: Mapping[str, Tensor]) -> None:
@@ -79,7 +91,7 @@ def add_weights(results: Results, comparison: Comparison, stored: Stored, theirs
     results.add(_named("weights", sentence), comparison, judgements)
 
 
-def add_pairing(results: Results, comparison: Comparison, stored: Stored) -> list[dict[str, Any]]:
+def add_pairing(results: Results, comparison: Comparison, stored: Stored) -> list[Bar]:
     """The rows as they are stored give the same in the adjacent rotation, the cached keys permuted.
 
     Returns:

@@ -6,13 +6,13 @@ The file was written for llama.cpp, whose rotation turns adjacent pairs of chann
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parity.real.packages import MISSING
 from reimpl.checkpoint import CheckpointError
 from reimpl.llama import LlamaConfig, LlamaForCausalLM
 from reimpl.rope import Pairing, half_from_adjacent
@@ -48,21 +48,7 @@ PARTS: Mapping[str, str] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-MISSING = "the package {} is missing, install it with `make real`: it"
 ROTATED = ("q_proj.weight", "k_proj.weight")
-
-
-def weights_file() -> Path:
-    """Where the weights lie. The package is not imported: it would want a C++ program.
-
-    Raises:
-        CheckpointError: if it is not installed.
-    """
-    try:
-        found = [path for path in metadata.files(PACKAGE) or () if path.suffix == ".gguf"]
-        return Path(str(found[0].locate()))
-    except (metadata.PackageNotFoundError, IndexError) as error:
-        raise CheckpointError(f"{MISSING.format(PACKAGE)} carries the weights") from error
 
 
 class Stored:
