@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from parity.case import Case, Step
-from parity.compare import MAX_FACTOR, RMS_FACTOR, TRUTH_BOUND, Choice, Judgement, Quantity, Record, aligned
+from parity.compare import RMS_FACTOR, TRUTH_BOUND, Choice, Judgement, Quantity, Record, aligned
 
 Told = Mapping[tuple[int, int], Sequence[Tensor]]
 """What is to be chosen, call by call, for every kind of choice: of so many options so many."""
@@ -162,7 +162,7 @@ def _yard(scores: Tensor, references: Sequence[Tensor], eps: float) -> Tensor:
 def _by_token(
     truth: Record, candidate: Record, references: Sequence[Record], dtype: torch.dtype, name: str
 ) -> Iterator[Judgement]:
-    """The worst token of every output, its error relative to its own size."""
+    """The worst token of every output: its error relative to its own size, both norms, hence the rms factor."""
     floor = TRUTH_BOUND / RMS_FACTOR if dtype is torch.float64 else torch.finfo(dtype).eps / 4
     for index, quantity in enumerate(truth.quantities):
         if quantity.verdict == "output":
@@ -171,6 +171,6 @@ def _by_token(
             errors = (runs - target).norm(dim=-1) / target.norm(dim=-1)
             errors = errors if valid is None else errors.where(valid.squeeze(-1), 0.0)
             ours, *yards = errors.nan_to_num(nan=torch.inf).flatten(1).amax(dim=1).tolist()
-            allowed = MAX_FACTOR * max(floor, *yards, 0.0)
+            allowed = RMS_FACTOR * max(floor, *yards, 0.0)
             by_token = Quantity(f"{quantity.name} by token", "output", quantity.step)
             yield Judgement(by_token, name, ours, ours, allowed, allowed)
