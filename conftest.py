@@ -35,6 +35,38 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--parity-shapes") == "on":
         install_import_hook("reimpl", "beartype.beartype")
 
+    check_choice(config)
+
+
+def check_choice(config: pytest.Config) -> None:
+    """Refuse families and layers that there are not."""
+    from parity.family import FamilyError, load, names
+
+    models, layers = config.getoption("--parity-model"), config.getoption("--parity-layer")
+    if not models and not layers:
+        return
+    try:
+        families = [load(model) for model in models or names()]
+        for name in layers or ():
+            if not any(name in (layer.name, layer.reference) for family in families for layer in family.layers):
+                families[0].layer(name)
+    except FamilyError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where families, layers or dtypes are chosen, leave out the parity tests that are of none of them."""
+    if not any(config.getoption(f"--parity-{name}") for name in ("model", "layer", "dtype")):
+        return
+    from parity.rows import Row
+
+    def chosen(item: pytest.Item) -> bool:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        return item.get_closest_marker("parity") is None or isinstance(parameters.get("row"), Row)
+
+    config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+    items[:] = [item for item in items if chosen(item)]
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for a `row` runs once for every layer that its module's PROPERTY applies to."""

@@ -32,6 +32,7 @@ class Selection:
 
     rows: tuple[Row, ...]
     dtypes: tuple[str, ...]
+    left_out: tuple[str, ...] = ()  # properties that are not stated in these dtypes
 
 
 def select(model: str | None, layers: Sequence[str], names: Sequence[str], dtypes: Sequence[str]) -> Selection:
@@ -51,7 +52,7 @@ def select(model: str | None, layers: Sequence[str], names: Sequence[str], dtype
         raise families.FamilyError(
             "nothing to run: no property of those chosen says anything of these layers and dtypes"
         )
-    return Selection(rows, wanted)
+    return Selection(rows, wanted, tuple(prop.name for prop in chosen if not set(prop.dtypes) & set(wanted)))
 
 
 def _rows(
@@ -70,6 +71,8 @@ def run(selection: Selection, examples: int | None, seed: int, json: Path | None
     profile, start = prepare(), time.perf_counter()
     each = examples or settings().max_examples
     print_header(console, profile, each, seed)
+    if selection.left_out:
+        console.print(f"left out, as not stated in these dtypes: {', '.join(selection.left_out)}", highlight=False)
     tallies = []
     with _progress(console) as progress:
         task = progress.add_task("", total=each * len(selection.rows))

@@ -70,7 +70,8 @@ def _allowance(judgement: Judgement) -> str:
 def _summary(tallies: Sequence[Tally], seconds: float) -> str:
     cases, results = sum(tally.cases for tally in tallies), [result(tally) for tally in tallies]
     unjudged, failed, known = sum(tally.unjudged for tally in tallies), results.count("fails"), results.count("gap")
-    verdict = f"{failed} of {len(tallies)} rows FAIL" if failed else f"all {len(tallies)} rows hold"
+    everything = "the row holds" if len(tallies) == 1 else f"all {len(tallies)} rows hold"
+    verdict = f"{failed} of {len(tallies)} rows FAIL" if failed else everything
     if known:
         verdict += f", {known} but for a known gap in the reference"
     said = f"; of {unjudged} quantities nothing could be said, the reference itself overflows" if unjudged else ""

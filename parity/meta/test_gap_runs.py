@@ -43,7 +43,7 @@ def test_a_scenario_in_a_gap_is_told_and_does_not_fail(tmp_path: Path) -> None:
     assert [gap["name"] for gap in row["gaps"]] == ["window-of-one"]
     assert row["mismatch"] is None
     assert f"the reference is inconsistent here: {gaps.WINDOW_OF_ONE.sentence} (transformers>=4.57.6)" in printed
-    assert "all 1 rows hold, 1 but for a known gap in the reference" in printed
+    assert "the row holds, 1 but for a known gap in the reference" in printed
 
 
 def test_a_scenario_beside_it_simply_holds(tmp_path: Path) -> None:
