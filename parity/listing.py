@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.table import Table
 
@@ -10,6 +12,7 @@ from parity import gaps
 from parity import property as properties
 from parity.family import Family, Layer
 from parity.pair import pair_of
+from reimpl.weights import Rule, names_on_disk
 
 
 def covered(family: Family, layer: Layer) -> list[str]:
@@ -61,6 +64,17 @@ def print_family(model_type: str, console: Console) -> None:
     for name in ("on disk", "shape", "in our module"):
         weights.add_column(name, no_wrap=True)
     pair = pair_of(model_type, family.layers[-1].name)
+    places = _places(family.rules(pair.config))
     for name, shape in pair.plan.shapes.items():
-        weights.add_row(name, "x".join(map(str, shape)), f"{name} (same)")
+        weights.add_row(name, "x".join(map(str, shape)), places.get(name, f"{name} (same)"))
     console.print(weights)
+
+
+def _places(rules: Iterable[Rule]) -> dict[str, str]:
+    """Where tensors on disk go that a rule names, and by which rule."""
+    places = {}
+    for rule in rules:
+        module = getattr(rule, "module", ())
+        into = module if isinstance(module, str) else ", ".join(module)
+        places |= {name: f"{into} ({type(rule).__name__.lower()})" for name in names_on_disk(rule)}
+    return places

@@ -176,10 +176,10 @@ def take(tensors: Tensors, name: str) -> Tensor:
 
 def below(rules: Iterable[Rule], prefix: str) -> tuple[Rule, ...]:
     """The rules that name tensors on disk whose names begin so: those of a part of a model."""
-    return tuple(rule for rule in rules if any(name.startswith(prefix) for name in _on_disk(rule)))
+    return tuple(rule for rule in rules if any(name.startswith(prefix) for name in names_on_disk(rule)))
 
 
-def _on_disk(rule: Rule) -> Iterator[str]:
+def names_on_disk(rule: Rule) -> Iterator[str]:
     """The tensors on disk that a rule names."""
     names = getattr(rule, "disk", ())
     for each in (names,) if isinstance(names, str) else names:
