@@ -72,7 +72,7 @@ def print_family(model_type: str, console: Console) -> None:
 
 def _places(rules: Iterable[Rule]) -> dict[str, str]:
     """Where tensors on disk go that a rule names, and by which rule."""
-    places = {}
+    places: dict[str, str] = {}
     for rule in rules:
         module = getattr(rule, "module", ())
         into = module if isinstance(module, str) else ", ".join(module)
