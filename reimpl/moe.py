@@ -1,6 +1,6 @@
 """Mixture of experts: a router sends each token to a few of many feed-forward layers (Shazeer et al. 2017, 1701.06538).
 
-Axes: t token, e expert, c one of the k choices of a token. Tokens are flat here, without batch.
+Tokens are flat here, without batch. Below, e is an expert, and c one of the choices of a token.
 
 Two routers. Mixtral's takes a softmax over all experts, keeps the k likeliest and lets their weights sum to 1. That of
 DeepSeek-V3 scores every expert by itself with a sigmoid, adds a bias for the choice alone, and chooses within the
@@ -114,7 +114,7 @@ class Experts(nn.Module):
         weights: Float[Tensor, "tokens chosen"],
     ) -> Float[Tensor, "tokens size"]:
         outputs = self._of_one(x, experts) if len(x) == 1 else self._of_many(x, experts)
-        return torch.einsum("tc,tcd->td", weights, outputs.to(weights.dtype)).to(x.dtype)
+        return (weights[:, None] @ outputs.to(weights.dtype))[:, 0].to(x.dtype)
 
     def expert(
         self,
