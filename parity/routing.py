@@ -108,7 +108,8 @@ def judge(
         of_kind = zip(ours[kind], theirs[kind], *(yard[kind] for yard in yards), strict=True)
         for number, (choice, true, *others) in enumerate(of_kind):
             step, valid = _tokens(case, number, len(theirs[kind]), len(true.scores))
-            quantity = Quantity(f"choice {number} of {kind[1]} out of {kind[0]}", "routing", step)
+            name_of_call = f"choice of {kind[1]} out of {kind[0]}" + (f", call {number}" if number else "")
+            quantity = Quantity(name_of_call, "routing", step)
             if valid.any():
                 judgements.append(_judge_choice(quantity, name, choice, true, others, valid))
     judgements += [
