@@ -7,7 +7,7 @@ import torch
 from jaxtyping import install_import_hook
 
 from parity.allocator import keep_memory
-from parity.profiles import EXAMPLES, load_profile
+from parity.profiles import EXAMPLES, ProfileError, load_profile
 
 pytest_plugins = ["pytester", "parity.meta.reasons"]
 
@@ -29,7 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[PROFILE] = load_profile()
+    try:
+        config.stash[PROFILE] = load_profile()
+    except ProfileError as error:
+        raise pytest.UsageError(str(error)) from None
     torch.set_num_threads(1)
     keep_memory()
     if config.getoption("--parity-shapes") == "on":

@@ -6,6 +6,7 @@ when a command needs them, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -41,6 +42,10 @@ def run(
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
 ) -> None:
     """Hold our layers against transformers and print a table of verdicts."""
+    if json is not None:
+        from parity.table import check_place
+
+        check_place(json)
     if checkpoint is not None:
         given = {"MODEL": model, "--layer": layer, "--property": prop, "--examples": examples}
         raise typer.Exit(_run_checkpoint(checkpoint, given, dtype, seed, scenario, json))
@@ -72,7 +77,11 @@ def show(model: Annotated[str, typer.Argument(help="model type, as in config.jso
 
 def console() -> Console:
     """Where results go: plain and unwrapped when nobody's terminal is at the other end."""
-    return Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=200, soft_wrap=True)
+    return (
+        Console(soft_wrap=True)
+        if sys.stdout is not None and sys.stdout.isatty()
+        else Console(width=200, soft_wrap=True)
+    )
 
 
 def _select(
@@ -103,6 +112,9 @@ def _run_checkpoint(
     return checkpoint.run_checkpoint(directory, scenario, json, console())
 
 
+UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EBADF, errno.EIO)
+
+
 def main() -> None:
     """Run the command line."""
     guard(app)
@@ -115,7 +127,9 @@ def guard(command: Callable[[], object]) -> None:
     except Exception as error:
         from parity.errors import BAD_INPUT
 
-        if not isinstance(error, BAD_INPUT):
+        if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename is None:
+            error = OSError(f"standard output cannot be written: {error.strerror}")
+        elif not isinstance(error, BAD_INPUT):
             raise
         print(f"parity: {error}", file=sys.stderr)
         sys.exit(2)

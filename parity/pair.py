@@ -19,7 +19,7 @@ from parity import routing
 from parity.candidate import Candidate
 from parity.case import OF_MEMORY, Case, Step, by_token
 from parity.compare import Judgement, Quantity, Record, Unequal, judge
-from parity.family import Family, Layer
+from parity.family import Family, Kind, Layer
 from parity.oracle import lifted
 from parity.reference import Reference
 from parity.scenario import DTYPES, AxisValue, Scenario, ScenarioError
@@ -81,6 +81,8 @@ class Pair:
             raise ScenarioError(f"tokens of {self.layer} see those after them: give all in one chunk")
         if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
             raise ScenarioError(f"{self.layer} attends to no memory under this configuration: leave m out")
+        if self.layer.kind is Kind.CROSS and not scenario.memory:
+            raise ScenarioError(f"{self.layer} attends to a memory: give it one, as in 'm5'")
         if scenario.typed and not types:
             raise ScenarioError(f"{self.family.model_type} knows no types of tokens: leave 'typed' out")
         if limit is not None and scenario.offset + scenario.length > limit:

@@ -4,6 +4,11 @@ import os
 
 from hypothesis import settings
 
+
+class ProfileError(ValueError):
+    """A profile that there is not."""
+
+
 EXAMPLES = {"dev": 16, "ci": 24, "thorough": 1000}
 """Examples per property, layer and dtype."""
 
@@ -21,6 +26,6 @@ def load_profile() -> str:
         )
     name = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
     if name not in EXAMPLES:
-        raise ValueError(f"HYPOTHESIS_PROFILE is {name!r}, but must be one of {', '.join(EXAMPLES)}")
+        raise ProfileError(f"HYPOTHESIS_PROFILE is {name!r}, but must be one of {', '.join(EXAMPLES)}")
     settings.load_profile(name)
     return name

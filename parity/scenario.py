@@ -35,6 +35,8 @@ DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
 SIDES = ("left", "right", "inner")
 LETTERS: Mapping[str, str] = MappingProxyType({"h": "heads", "d": "head_dim"})
 
+MOST_TOKENS = 2**20  # of one call; more would not fit into memory
+
 AxisValue = bool | int | float | str
 
 
@@ -78,6 +80,10 @@ class Scenario:
         _require(not (self.padding and self.packing), "packed rows have no padding")
         _require(self.packing == () or sum(self.packing) == self.length, "documents must fill the row exactly")
         _require(self.packing == () or min(self.packing) > 0, f"every document needs a token, got {self.packing}")
+        _require(
+            self.rows * self.length <= MOST_TOKENS, f"{self.rows * self.length:,} tokens; {MOST_TOKENS:,} are the most"
+        )
+        _require(self.offset < 2**31, f"position {self.offset} is beyond every table; the last is {2**31 - 1}")
         _require(self.offset >= 0, f"offset is {self.offset}, but positions start at 0 or later")
         _require(self.memory >= 0, f"memory is {self.memory}, but should be a number of tokens")
         _require(len(self.memory_padding) in (0, self.batch), f"{len(self.memory_padding)} memories, {self.batch} rows")

@@ -160,24 +160,52 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+DEVICES = ("/dev/", "/proc/")
+
+
+def check_place(path: Path) -> None:
+    """Refuse, before any work is done, a place where no report can be written.
+
+    Raises:
+        ReportError: naming the place.
+    """
+    if path.is_dir():
+        raise ReportError(f"{path}: the report cannot be written over a directory; name a file with --json")
+    if not path.parent.is_dir():
+        raise ReportError(f"{path}: the report cannot be written, as {path.parent} is no directory; create it")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file beside its place and move it there, so that a full disk leaves what was there before.
+
+    A link stays one: what it points to is replaced. A pipe or a device takes the text itself.
 
     Raises:
         ReportError: naming the file and what kept it from being written.
     """
+    check_place(path)
     temporary = None
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device takes text, but must not be replaced
-            path.write_text(text, encoding="utf-8")
+        if str(path.absolute()).startswith(DEVICES) or (path.exists() and not path.is_file()):
+            with path.open("a", encoding="utf-8") as device:
+                device.write(text + "\n")
             return
-        with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+        target = path.resolve()
+        with NamedTemporaryFile("w", dir=target.parent, prefix=target.name, delete=False, encoding="utf-8") as file:
             temporary = Path(file.name)
             file.write(text)
-        os.replace(temporary, path)
+        temporary.chmod(target.stat().st_mode if target.exists() else _usual_mode())
+        os.replace(temporary, target)
     except OSError as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         raise ReportError(
             f"{path}: the report cannot be written ({error.strerror}); free some space or name another file with --json"
         ) from error
+
+
+def _usual_mode() -> int:
+    """The mode that a new file of this process gets; a temporary one is only for its owner."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

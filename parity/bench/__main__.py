@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -94,4 +95,5 @@ if __name__ == "__main__":
     try:
         typer.run(bench)
     except BAD_INPUT as error:
-        raise SystemExit(f"parity.bench: {error}") from error
+        sys.stderr.write(f"parity.bench: {error}\n")
+        sys.exit(2)
