@@ -34,24 +34,36 @@ def eager(
 ) -> Float[Tensor, "batch heads q value_dim"]:
     """softmax(q k^T scale + bias) v as it is written, with all scores in memory and the softmax in at least float32."""
     kv_heads, allowed = k.shape[1], _as_tensor(mask, q, k)
-    scores = _products(_grouped(q, kv_heads), k) * scale
+    scores = _products(_grouped(q * scale, kv_heads), k)
     if bias is not None:
         scores = scores + _grouped(bias, kv_heads)
     if allowed is not None:
         allowed = _grouped(allowed, kv_heads)
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)  # finite, or a row without keys is NaN
     weights = scores.softmax(-1, dtype=wide(q)).to(q.dtype)
-    context = torch.einsum("bkgqs,bksd->bkgqd", F.dropout(weights, dropout) if dropout else weights, v)
+    context = _weighted(F.dropout(weights, dropout) if dropout else weights, v)
     if allowed is not None:
         context = context.masked_fill(~allowed.any(-1, keepdim=True), 0)
     return context.flatten(1, 2)
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T, of one query with the keys on the left, as they lie: so they are read fastest."""
-    if q.shape[3] == 1:
-        return (k @ q.squeeze(3).mT).mT.unsqueeze(3)
-    return torch.einsum("bkgqd,bksd->bkgqs", q, k)
+    """q k^T, the queries of a group in one product.
+
+    Where they are few, keys on the left are read faster; not so in half precision, where torch copies keys of several
+    heads that do not lie side by side, as in a cache with room, and does so slowly unless it is told to.
+    """
+    rows = q.flatten(2, 3)
+    if q.shape[3] == 1 and (k.shape[1] == 1 or k.dtype == wide(k)):
+        products = (k @ rows.mT).mT
+    else:
+        products = rows @ k.contiguous().mT
+    return products.unflatten(2, q.shape[2:4])
+
+
+def _weighted(weights: Tensor, v: Tensor) -> Tensor:
+    """The sum of the values with the weights of each query."""
+    return (weights.flatten(2, 3) @ v).unflatten(2, weights.shape[2:4])
 
 
 def fused(
@@ -67,8 +79,8 @@ def fused(
     if q.shape[2] == 1:
         decode = eager if _outlasts_kernel(q, k, v) else _fused_decode
         return decode(q, k, v, mask, scale, bias, dropout)
-    if mask is CAUSAL and bias is None and not dropout and _outruns_kernel(q, k, v):
-        return _causal_blocks(q, k, v, scale)
+    if not (isinstance(mask, Tensor) or bias is not None or dropout) and _outruns_kernel(q, k, v):
+        return _in_blocks(q * scale, k, v, mask is CAUSAL)
     # The kernel aligns its own causal mask top-left, which is the same for as many queries as keys only.
     is_causal = mask is CAUSAL and q.shape[2] == k.shape[2] and bias is None
     allowed = None if is_causal else _as_tensor(mask, q, k)
@@ -92,9 +104,8 @@ def _outlasts_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a single query has so many keys that two matrix products read them faster than the kernel, on a CPU."""
     if v.shape[-1] != k.shape[-1]:
         return True  # there is no kernel then: torch itself takes matrix products, and copies more
-    if k.element_size() < torch.float32.itemsize:
-        return q.shape[1] == k.shape[1] and k.numel() >= 2**16  # then the kernel is 2 to 4 times as slow
-    return k.numel() >= 2**21
+    ungrouped_half = k.element_size() < torch.float32.itemsize and q.shape[1] == k.shape[1]
+    return k.numel() >= (2**16 if ungrouped_half else 2**20)  # there the kernel is 2 to 4 times as slow
 
 
 def _members(x: Tensor, kv_heads: int) -> Tensor:
@@ -103,24 +114,29 @@ def _members(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _outruns_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether blocks of causal queries are faster: than the kernel in bfloat16, and where values have a width for which
-    there is no kernel.
+    """Whether blocks of queries are faster: than the kernel in bfloat16, and where values have a width for which there
+    is no kernel.
     """
     slow = q.dtype is torch.bfloat16 or v.shape[-1] != k.shape[-1]
     return slow and 128 <= q.shape[2] <= k.shape[2] and not torch.is_grad_enabled()
 
 
-def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, rows: int = 128) -> Tensor:
-    """Some queries at a time, with only the keys that the last of them sees. Scores are masked in place."""
-    later = ~causal(rows, rows, q.device)
-    q, seen, context = _grouped(q, k.shape[1]), k.shape[2] - q.shape[2], []
-    for block in q.split(rows, dim=3):
-        heads = block.shape[2:4]
-        seen += heads[1]
-        scores = (block.flatten(2, 3) @ k[:, :, :seen].mT).mul_(scale).unflatten(2, heads)
-        scores[..., -heads[1] :].masked_fill_(later[: heads[1], : heads[1]], -torch.inf)
-        weights = scores.softmax(-1, dtype=wide(q)).to(q.dtype)
-        context.append((weights.flatten(2, 3) @ v[:, :, :seen]).unflatten(2, heads))
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Some scaled queries at a time; causal ones with only the keys that the last of them sees, masked in place."""
+    rows = 128 if is_causal else 1024  # the more, the faster; but causal ones see more keys in vain
+    later, context = ~causal(rows, rows, q.device), []
+    k, v = k.contiguous(), v.contiguous()  # or every product would copy them, where they do not lie side by side
+    unseen = q.shape[2] if is_causal else 0
+    for block in _grouped(q, k.shape[1]).split(rows, dim=3):
+        new = block.shape[3]
+        unseen = max(0, unseen - new)
+        seen = k.shape[2] - unseen
+        scores = _products(block, k[:, :, :seen]).contiguous()
+        if is_causal:
+            scores[..., -new:].masked_fill_(later[:new, :new], -torch.inf)
+        for some in scores.view(-1, seen).split(128):  # so few that what is wide stays in the processor's cache
+            some.copy_(some.softmax(-1, dtype=wide(q)))
+        context.append(_weighted(scores, v[:, :, :seen]))
     return torch.cat(context, dim=3).flatten(1, 2)
 
 
