@@ -134,6 +134,8 @@ WAYS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int], str]] =
     "one query, many keys, some padding": ((4, 2), (64, 64), (1, 2**14), "some"),
     "as many queries as keys": ((6, 3), (8, 8), (300, 300), "causal"),
     "a chunk after others": ((6, 3), (8, 5), (129, 300), "causal"),
+    "a chunk whose last block is one query": ((4, 2), (8, 8), (257, 300), "causal"),
+    "all see all": ((4, 2), (8, 8), (1030, 1100), "none"),
     "padding": ((6, 3), (8, 8), (130, 130), "some"),
 }
 
