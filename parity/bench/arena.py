@@ -48,10 +48,10 @@ class Arena:
             pair.load(side, weights, SEED)
         _share(self.ours, self.theirs)
 
-    def enter(self, tokens: int, cached: int) -> Bout:
-        """Begin a piece of work: so many tokens after so many that are cached."""
+    def enter(self, tokens: int, cached: int, rows: int) -> Bout:
+        """Begin a piece of work: so many tokens after so many that are cached, in so many rows."""
         memory = (cached or tokens) if self.pair.layer.kind is Kind.CROSS else 0
-        case = self.pair.case(Scenario(schedule=(tokens,), offset=cached, memory=memory, seed=SEED))
+        case = self.pair.case(Scenario(schedule=(tokens,), batch=rows, offset=cached, memory=memory, seed=SEED))
         tabulate(self.pair, case, self.dtype)
         tabulate(self.pair, case, torch.float64)
         return Bout(self, case, cached)
@@ -157,7 +157,7 @@ class Bout:
         cache = self.filled(self.arena.ours)
         args, named = self._arguments(self.arena.ours, cache)
         self.arena.ours.module(*args, **named)
-        needed = cache[0].capacity * self.numbers * self.arena.dtype.itemsize
+        needed = self.case.scenario.batch * cache[0].capacity * self.numbers * self.arena.dtype.itemsize
         return sum(tensor.untyped_storage().nbytes() for tensor in cache[0].held) - needed
 
 

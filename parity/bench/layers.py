@@ -35,20 +35,25 @@ PARITY = 1 / 1.05
 
 @dataclass(frozen=True)
 class Work:
-    """What a layer is called with: so many new tokens, after so many that are cached."""
+    """What a layer is called with: so many new tokens, after so many that are cached, in each of some rows."""
 
     tokens: int
     cached: int = 0
+    rows: int = 1
 
     def __str__(self) -> str:
         if self.tokens > 1:
             return f"prefill {self.tokens:,}"
-        return f"decode at {self.cached:,}" if self.cached else "one token"
+        if not self.cached:
+            return "one token"
+        return f"decode {f'{self.rows} rows ' if self.rows > 1 else ''}at {self.cached:,}"
 
 
 PREFILLS = (Work(512), Work(2048))
 DECODES = (Work(1, 128), Work(1, 1024), Work(1, 4096))
 ONE = Work(1)
+SERVED = Work(1, 4096, rows=4)
+"""As a server decodes, several texts at once; for a single one, both sides spend most of a step on reading weights."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class Goal:
 def _long_grouped(row: Row) -> bool:
     fields = row.family.configure(row.family.point(row.layer, {}))
     grouped = "kv_lora_rank" not in fields and "num_key_value_heads" in fields
-    return grouped and row.layer.name == "attention" and row.work == DECODES[-1] and row.dtype == "f32"
+    return grouped and row.work == SERVED and row.dtype == "f32"
 
 
 def _long_latent(row: Row) -> bool:
@@ -191,7 +196,11 @@ def _rows(family: Family, layer: Layer, dtype: str) -> Iterator[Row]:
         return
     for work in (*PREFILLS, *_short(layer)):
         yield Row(family, layer, work, dtype)
-    if layer.name == "attention" and "kv_lora_rank" in family.configure(family.point(layer, {})):
+    if layer.name != "attention":
+        return
+    if layer.causal:
+        yield Row(family, layer, SERVED, dtype)
+    if "kv_lora_rank" in family.configure(family.point(layer, {})):
         for work in DECODES:
             yield Row(family, layer, work, dtype, tuple(realistic.FULL.items()), "full size")
 
@@ -215,7 +224,7 @@ def measure(chosen: Sequence[Row], quick: bool = False) -> Iterator[Result]:
 
 
 def _measure(arena: Arena, row: Row, repeats: Sequence[int]) -> Result:
-    bout = arena.enter(row.work.tokens, row.work.cached)
+    bout = arena.enter(row.work.tokens, row.work.cached, row.work.rows)
     extra = extra_memory(bout.contestants[0].prepare()) if _long_latent(row) else None
     error = bout.error()
     numbers, spare = (bout.numbers, bout.spare()) if bout.grows else (0, 0)
