@@ -55,6 +55,7 @@ class GroupedRouter(nn.Module):
     """
 
     wide_parameters = True
+    e_score_correction_bias: Tensor
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class GroupedRouter(nn.Module):
         dtype = wide(x)
         logits = F.linear(x.to(dtype), self.weight.to(dtype))
         scores = logits.sigmoid()
-        experts = self.choose(scores.detach() + self.get_buffer("e_score_correction_bias"))
+        experts = self.choose(scores.detach() + self.e_score_correction_bias)
         weights = scores.gather(-1, experts)
         if self.renormalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # zero where all scores underflow
@@ -113,33 +114,31 @@ class Experts(nn.Module):
         experts: Int[Tensor, "tokens chosen"],
         weights: Float[Tensor, "tokens chosen"],
     ) -> Float[Tensor, "tokens size"]:
-        outputs = self._of_one(x, experts) if len(x) == 1 else self._of_many(x, experts)
-        return (weights[:, None] @ outputs.to(weights.dtype))[:, 0].to(x.dtype)
+        several = self._of_one if len(x) == 1 else self._of_many
+        return several(x, experts, weights).to(x.dtype)
 
-    def expert(
-        self,
-        x: Float[Tensor, "tokens size"],
-        gate_up: Float[Tensor, "twice_hidden size"],
-        down: Float[Tensor, "size hidden"],
-    ) -> Float[Tensor, "tokens size"]:
-        """What one expert computes."""
-        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-        return F.linear(self.act(gate) * up, down)
+    def _of_one(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """A single token needs no sorting, and all its experts' activations take one step."""
+        chosen, gate_up, down = experts[0].tolist(), self.gate_up_proj, self.down_proj
+        gate, up = torch.cat([F.linear(x, gate_up[index]) for index in chosen]).chunk(2, dim=-1)
+        hidden = (self.act(gate) * up).split(1)
+        outputs = [F.linear(part, down[index]) for part, index in zip(hidden, chosen, strict=True)]
+        return weights @ torch.cat(outputs).to(weights.dtype)
 
-    def _of_one(self, x: Tensor, experts: Tensor) -> Tensor:
-        """A single token needs no sorting."""
-        chosen = experts[0].tolist()
-        return torch.cat([self.expert(x, self.gate_up_proj[index], self.down_proj[index]) for index in chosen])[None]
-
-    def _of_many(self, x: Tensor, experts: Tensor) -> Tensor:
-        """The outputs of each token's experts, [tokens, chosen, size]."""
-        chosen = experts.shape[1]
+    def _of_many(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Tokens sorted by expert; what comes out is added to the token it belongs to, in the weights' dtype."""
         order = experts.flatten().argsort(stable=True)
+        tokens = order // experts.shape[1]
         sizes = experts.flatten().bincount(minlength=len(self.down_proj)).tolist()
         # Unbound at once: the gradient of one expert taken out of the stack would be as large as the stack.
-        each = zip(x[order // chosen].split(sizes), self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
-        outputs = torch.cat([self.expert(part, gate_up, down) for part, gate_up, down in each if len(part)])
-        return outputs[order.argsort()].unflatten(0, (-1, chosen))
+        each = zip(x[tokens].split(sizes), self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
+        outputs = torch.cat([self._expert(part, gate_up, down) for part, gate_up, down in each if len(part)])
+        weighted = outputs * weights.flatten()[order, None]
+        return torch.zeros_like(x, dtype=weights.dtype).index_add(0, tokens, weighted)
+
+    def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+        return F.linear(self.act(gate) * up, down)
 
 
 @contextmanager
