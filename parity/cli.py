@@ -7,9 +7,10 @@ when a command needs them, so that `--help` answers at once.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     help="Is this layer the same function as the class in transformers?",
 )
 
+SOAK_LOG = Path("soak.jsonl")
 Model = Annotated[str | None, typer.Argument(help="model type, as in config.json; all families if left out")]
 
 
@@ -55,6 +57,32 @@ def run(
     if scenario is not None:
         raise typer.Exit(runs.run_scenario(selection, scenario, json, console()))
     raise typer.Exit(runs.run(selection, examples, seed, json, console()))
+
+
+@app.command()
+def soak(
+    model: Model = None,
+    layer: Annotated[list[str] | None, typer.Option(help="only this layer (repeat for several)")] = None,
+    prop: Annotated[list[str] | None, typer.Option("--property", help="only this property (repeat)")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="by default float32 and bfloat16 (repeat)")] = None,
+    scenarios: Annotated[int, typer.Option(min=1, help="how many, over all rows")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same scenarios")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="processes; by default one per core")] = os.cpu_count() or 1,
+    log: Annotated[Path, typer.Option(help="a line per batch; a run that was stopped goes on from here")] = SOAK_LOG,
+    json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+) -> None:
+    """Show that correct layers raise no alarm: very many scenarios, resumable; Ctrl-C stops it."""
+    from parity import soak as soaking
+    from parity.table import as_json, check_place, write_atomically
+
+    if json is not None:
+        check_place(json)
+    selection = _select(model, layer, prop, dtype or ["float32", "bfloat16"])
+    done = soaking.soak(selection, scenarios, seed, workers, log, console())
+    bars = soaking.report(done, scenarios, console())
+    if json is not None:
+        write_atomically(json, as_json({"bars": bars, "batches": [asdict(each) for each in done]}))
+    raise typer.Exit(0 if all(bar["holds"] for bar in bars) else 1)
 
 
 @app.command("list")

@@ -74,7 +74,7 @@ def run(selection: Selection, examples: int | None, seed: int, json: Path | None
     if selection.left_out:
         console.print(f"left out, as not stated in these dtypes: {', '.join(selection.left_out)}", highlight=False)
     tallies = []
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("", total=each * len(selection.rows))
         for number, (family, layer, prop) in enumerate(selection.rows):
             progress.update(task, completed=number * each, description=f"{family.model_type} {layer.name} {prop.name}")
@@ -130,7 +130,8 @@ def _conclude(
     return 0 if all(bar["holds"] for bar in bars(rows, tallies)) else 1
 
 
-def _progress(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
+    """How far a run is; nothing where no terminal is at the other end."""
     return Progress(
         TextColumn("{task.description:<32}"),
         BarColumn(),

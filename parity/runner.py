@@ -145,6 +145,7 @@ def hold(
     *,
     examples: int | None = None,
     seed: int | None = None,
+    stack: int | None = None,
     on_scenario: Callable[[], None] = lambda: None,
 ) -> Tally:
     """Draw scenarios and judge each; on a failure find the smallest that fails.
@@ -153,6 +154,7 @@ def hold(
         dtypes: the dtypes wanted, of which those are used that the property is stated in.
         examples: how many scenarios; by default what the Hypothesis profile says.
         seed: the same seed draws the same scenarios; by default the profile decides.
+        stack: cases of one call; by default what the property wants.
         on_scenario: called after every scenario.
 
     Returns:
@@ -165,6 +167,7 @@ def hold(
         dtypes=tuple(name for name in prop.dtypes if name in dtypes),
         seed=base,
         size=max(CONFIGURATIONS, examples // CONFIGURATIONS),
+        stack=stack,
     )
 
     def holds(scenario: Scenario) -> None:

@@ -26,11 +26,13 @@ class Pool:
         seed: another seed, other configurations.
         size: how many. A run draws few configurations and many cases of each, as building modules costs more than
             calling them.
+        stack: cases of one call, where it is not what the property wants.
     """
 
     dtypes: tuple[str, ...] = tuple(DTYPES)
     seed: int = 0
     size: int = 8
+    stack: int | None = None
 
 
 def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[tuple[tuple[str, AxisValue], ...]]:
@@ -80,7 +82,8 @@ def scenarios(
         far: whether the first position may be other than 0.
     """
     attends = layer.kind.attends
-    fields: dict[str, Any] = {"config": draw(configs(family, layer, pool)), "dtypes": pool.dtypes, "stack": stack}
+    fields: dict[str, Any] = {"config": draw(configs(family, layer, pool)), "dtypes": pool.dtypes}
+    fields["stack"] = pool.stack or stack
     if schedule is None:
         schedule = schedules() if attends and layer.causal else st.integers(1, LONGEST).map(lambda n: (n,))
     fields["schedule"] = chunks = draw(schedule)
