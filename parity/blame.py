@@ -27,14 +27,22 @@ class Chain:
         leads: from which (rows) to which (columns) a path leads, [n, n].
         collected: what the candidate has.
         scale: what an error is relative to, where that is more than a quantity's own root mean square.
+        whole: which of them are of all tokens; one that is right for some, as an expert's, excuses nothing before it.
     """
 
     def __init__(
-        self, names: Sequence[Name], values: Sequence[Tensor], leads: Tensor, collected: Collect, scale: float = 0.0
+        self,
+        names: Sequence[Name],
+        values: Sequence[Tensor],
+        leads: Tensor,
+        collected: Collect,
+        scale: float = 0.0,
+        whole: Sequence[bool] | None = None,
     ) -> None:
         self.names, self._values, self._leads, self._collected = names, values, leads, collected
         self._there = torch.tensor([collected.has(value, scale) for value in values])
         self._telling = torch.tensor([_is_telling(value) for value in values])
+        self._witnesses = self._telling if whole is None else self._telling & torch.tensor(whole)
 
     def blamed(self, wrong: Sequence[int], sure: bool = True) -> list[int]:
         """The quantities to blame for wrong results, in order; the first is where the two sides part.
@@ -45,7 +53,7 @@ class Chain:
         """
         there = self._there.clone()
         there[wrong] &= not sure
-        witnessed = (self._leads & there & self._telling).double() @ self._leads.double() > 0
+        witnessed = (self._leads & there & self._witnesses).double() @ self._leads.double() > 0
         reaches = self._leads | torch.eye(len(self.names), dtype=torch.bool)
         return (~there & (reaches & ~witnessed)[:, wrong].any(1)).nonzero()[:, 0].tolist()
 

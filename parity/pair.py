@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import cycle
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +41,25 @@ class Pair:
         self.family, self.layer = family, layer
         self.point = family.point(layer, values)
         self.reference_config = theirs.make_config(family.configure(self.point))
-        self.config = family.config.from_dict(self.reference_config.to_dict())
         self._references: dict[torch.dtype, Reference] = {}
-        self._candidates: dict[torch.dtype, Candidate] = {}
         self._filled: dict[Side, int] = {}
         self._fresh: dict[Side, dict[nn.Module, dict[str, Any]]] = {}
+        self.renew()
+        _ = self.config  # what is wrong with it is said at once
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration as our side reads it."""
+        return self.family.config.from_dict(self.reference_config.to_dict())
+
+    def renew(self) -> None:
+        """Have our side read its configuration and be built anew; nothing that was settled about it holds on."""
+        vars(self).pop("config", None)
+        self._candidates: dict[torch.dtype, Candidate] = {}
         self._settled: set[Hashable] = set()
+        for sides in (self._filled, self._fresh):
+            for side in [side for side in sides if isinstance(side, Candidate)]:
+                del sides[side]
 
     def reference(self, dtype: torch.dtype) -> Reference:
         """The reference in a dtype; in float64 it is the one the truth is taken from."""
@@ -160,11 +174,22 @@ def _state(module: nn.Module) -> dict[str, Any]:
     return {name: deepcopy(value) for name, value in vars(module).items() if name != "config"}
 
 
+_KEPT: WeakSet[Pair] = WeakSet()
+
+
 @lru_cache(maxsize=64)
 def pair_of(model_type: str, layer: str, config: tuple[tuple[str, AxisValue], ...] = ()) -> Pair:
     """The pair for a configuration, kept between scenarios."""
     family = families.load(model_type)
-    return Pair(family, family.layer(layer), dict(config))
+    pair = Pair(family, family.layer(layer), dict(config))
+    _KEPT.add(pair)
+    return pair
+
+
+def renew_pairs() -> None:
+    """Have every pair that is kept build our side anew; the references stay as they are."""
+    for pair in _KEPT:
+        pair.renew()
 
 
 Measure = Callable[[Side, Case], Record]

@@ -96,6 +96,7 @@ def _locate_forward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
             [_defined(each, case, step) for each in watch.seen],
             paths([each.value for each in watch.seen]),
             collect,
+            whole=[_is_whole(each, case, step) for each in watch.seen],
         )
         names = [quantity.name for quantity in wrong.quantities if quantity.step == step.index]
         results = [i for i, each in enumerate(watch.seen) if each.result in names]
@@ -140,6 +141,11 @@ def _ready(pair: Pair, case: Case) -> tuple[Reference, Candidate]:
     for side in sides:
         pair.ready(side, case.scenario.seed)
     return sides
+
+
+def _is_whole(each: Seen, case: Case, step: Step) -> bool:
+    """Whether a quantity is of all tokens: an expert's is not, nor is a pooler's."""
+    return each.value.ndim != 2 or len(each.value) == case.scenario.rows * (step.stop - step.start)
 
 
 def _defined(each: Seen, case: Case, step: Step) -> Tensor:

@@ -15,8 +15,7 @@ from torch import Tensor
 from parity import family as families
 from parity.compare import Judgement
 from parity.family import Layer
-from parity.meta.faults import FAULTS
-from parity.meta.seams import Fault
+from parity.mistakes import Mistake, find
 from parity.pair import Pair, evaluate, forward, gradients
 from parity.scenario import parse_scenario
 from parity.tiny import initialise
@@ -26,7 +25,7 @@ F64 = torch.float64
 LLAMA = families.load("llama")
 SCENARIO = parse_scenario("h6/3 bias=yes mlp_bias=yes layers=2 b2 s5,1 f64 #5")
 SLIGHTLY = 1 + 2**-7  # the smallest step of a bfloat16
-HIDDEN_BY_DEFAULT = [fault for fault in FAULTS if fault.name in ("forgets the gains", "does not load biases")]
+HIDDEN_BY_DEFAULT = [find("forgets the gains"), find("does not load biases")]
 layers = pytest.mark.parametrize("layer", [layer for layer in LLAMA.layers if layer.name != "rotary"], ids=str)
 
 
@@ -74,10 +73,10 @@ def default_initialisation() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("fault", HIDDEN_BY_DEFAULT, ids=str)
-def test_a_default_initialisation_would_hide_mistakes(fault: Fault) -> None:
+@pytest.mark.parametrize("mistake", HIDDEN_BY_DEFAULT, ids=str)
+def test_a_default_initialisation_would_hide_mistakes(mistake: Mistake) -> None:
     layer = LLAMA.layer("block")
-    with fault.planted():
+    with mistake.planted():
         assert failed(pair_of(layer))
         with default_initialisation():
             assert not failed(pair_of(layer))

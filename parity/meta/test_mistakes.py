@@ -1,4 +1,4 @@
-"""The harness sees: what is planted into our Llama is caught by ordinary scenarios, and the report points at it."""
+"""The harness sees: every mistake of the catalogue shows where it must, nowhere else, and the report points at it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from parity import family as families
+from parity import mistakes
 from parity import property as properties
 from parity.candidate import Candidate
-from parity.family import Family, Layer
-from parity.meta.faults import FAULTS
-from parity.meta.seams import Fault, wrapped
+from parity.family import Family, FamilyError, Layer
 from parity.mismatch import Mismatch
+from parity.mistakes import Mistake
+from parity.mistakes.seams import planted, wrapped
 from parity.pair import pair_of
 from parity.runner import check, hold
 from parity.scenario import DTYPES, Scenario, parse_scenario
@@ -26,54 +27,90 @@ from reimpl.attention import MultiHead
 
 LLAMA = families.load("llama")
 FORWARD = properties.find("forward")
-SCENARIOS = 120  # at most; half of the faults are caught by the third
-WIDE = 100  # times the allowance, at least, by which a fault is seen
-PLACES = [(fault, layer) for fault in FAULTS for layer in dict.fromkeys((fault.layers[0], fault.layers[-1]))]
-PLACES = [(fault, layer) for fault, layer in PLACES if layer == fault.layers[0] or layer != "logits"]
-BY_NAME = {fault.name: fault for fault in FAULTS}
-PAIRING = BY_NAME["rotates adjacent pairs where the reference rotates halves"]
+CATALOGUE = mistakes.catalogue()
+SCENARIOS = 120  # at most; half of the mistakes are caught by the third
+WIDE = 100  # times the allowance, at least, by which a mistake is seen
+each_mistake = pytest.mark.parametrize("mistake", CATALOGUE, ids=str)
 
 
-def caught(layer: str, fault: Fault) -> Mismatch:
+def places(mistake: Mistake) -> Iterator[tuple[Family, Layer]]:
+    """The families that can make a mistake, each with the lowest layer in which it can."""
+    for model_type, layers in mistake.where.items():
+        family = families.load(model_type)
+        yield family, family.layer(layers[0])
+
+
+def scenario_of(mistake: Mistake, line: str) -> Scenario:
+    """A scenario in the mistake's own dtype, where it does not say another."""
+    scenario = parse_scenario(line)
+    return scenario.only(mistake.dtype) if scenario.dtypes == tuple(DTYPES) else scenario
+
+
+@each_mistake
+def test_a_mistake_shows_widely_and_is_located(mistake: Mistake) -> None:
+    with mistake.planted():
+        for family, layer in places(mistake):
+            scenario = scenario_of(mistake, mistake.place(family.model_type).shows)
+            with pytest.raises(Mismatch) as raised:
+                check(properties.find(mistake.prop), family, layer, scenario)
+            mismatch = raised.value
+            divergence = mismatch.divergence
+            assert set(mismatch.verdicts) <= mistake.verdicts_of(layer), family.model_type
+            assert (divergence.quantity.name in mistake.parts) if divergence else not mistake.parts, family.model_type
+            assert all(judgement.ratio > WIDE for judgement in mismatch.failed[:1]), family.model_type
+
+
+@each_mistake
+def test_a_mistake_does_not_show_where_it_cannot(mistake: Mistake) -> None:
+    with mistake.planted():
+        for family, layer in places(mistake):
+            if line := mistake.place(family.model_type).unseen:
+                check(properties.find(mistake.prop), family, layer, scenario_of(mistake, line))
+
+
+def test_mistakes_have_names_of_their_own() -> None:
+    assert len({mistake.name for mistake in CATALOGUE}) == len(CATALOGUE)
+
+
+@each_mistake
+def test_what_a_mistake_says_of_its_places_is_so(mistake: Mistake) -> None:
+    """Every place has layers; what always shows says why."""
+    for place in mistake.places:
+        assert place.families
+        assert all(mistake.where[model_type] for model_type in place.families)
+        assert place.unseen or mistake.trigger.startswith("any ")
+
+
+def test_a_mistake_is_found_by_its_name_and_by_where_it_can_be_made() -> None:
+    assert mistakes.find("rotates the wrong way").kind == "rope pairing"
+    assert mistakes.find("rotates the wrong way") in mistakes.of("llama", "attention")
+    assert mistakes.find("rotates the wrong way") not in mistakes.of("llama", "mlp")
+    with pytest.raises(FamilyError, match="did you mean 'rotates the wrong way'"):
+        mistakes.find("rotates a wrong way")
+
+
+# The report of a mismatch
+
+
+def caught(layer: str, mistake: Mistake) -> Mismatch:
     """The smallest mismatch that the ordinary scenarios of a layer find."""
-    tally = hold(properties.find(fault.prop), LLAMA, LLAMA.layer(layer), (fault.dtype,), examples=SCENARIOS, seed=0)
-    assert tally.mismatch is not None, f"{fault} survives {tally.scenarios} scenarios"
+    prop = properties.find(mistake.prop)
+    tally = hold(prop, LLAMA, LLAMA.layer(layer), (mistake.dtype,), examples=SCENARIOS, seed=0)
+    assert tally.mismatch is not None, f"{mistake} survives {tally.scenarios} scenarios"
     return tally.mismatch
 
 
-@pytest.mark.parametrize(("fault", "layer"), [pytest.param(*place, id=f"{place[1]} {place[0]}") for place in PLACES])
-def test_a_fault_is_caught_and_located(fault: Fault, layer: str) -> None:
-    with fault.planted():
-        mismatch = caught(layer, fault)
-        divergence = mismatch.divergence
-    assert set(mismatch.verdicts) <= set(fault.verdicts)
-    assert divergence.quantity.name in fault.parts if divergence else fault.parts == ()
-    assert all(judgement.ratio > WIDE for judgement in mismatch.failed[:1])
-
-
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.unseen], ids=str)
-def test_a_fault_does_not_show_where_it_cannot(fault: Fault) -> None:
-    scenario = parse_scenario(fault.unseen)
-    scenario = scenario.only(fault.dtype) if fault.dtype == "f64" else scenario
-    with fault.planted():
-        check(properties.find(fault.prop), LLAMA, LLAMA.layer(fault.layers[0]), scenario)
-
-
-def test_faults_have_names_of_their_own_and_reach_every_layer() -> None:
-    assert len(BY_NAME) == len(FAULTS) >= 25
-    assert {layer for fault in FAULTS for layer in fault.layers} == {layer.name for layer in LLAMA.layers}
-
-
 @contextmanager
-def report_of(fault: Fault, layer: str) -> Iterator[dict[str, str]]:
-    """The lines of a report by their labels, while the fault is planted."""
-    with fault.planted():
-        headline, *lines = str(caught(layer, fault)).splitlines()
+def report_of(name: str, layer: str) -> Iterator[dict[str, str]]:
+    """The lines of a report by their labels, while the mistake is planted."""
+    mistake = mistakes.find(name)
+    with mistake.planted():
+        headline, *lines = str(caught(layer, mistake)).splitlines()
         yield {"": headline} | {line[:12].strip(): line[12:] for line in lines}
 
 
 def test_a_report_says_where_how_large_and_how_to_see_it_again() -> None:
-    with report_of(PAIRING, "block") as lines:
+    with report_of("rotates adjacent pairs where the reference rotates halves", "block") as lines:
         assert re.fullmatch(r"llama / LlamaDecoderLayer   output and cache differ from transformers [\d.]+", lines[""])
         assert lines["where"] == (
             "first departs at q after rotation in self_attn, k after rotation too, with q, k and cached v exact"
@@ -105,17 +142,17 @@ def test_a_report_says_where_how_large_and_how_to_see_it_again() -> None:
     ],
 )
 def test_patterns_are_read_off_the_outputs(name: str, layer: str, pattern: str | None) -> None:
-    with report_of(BY_NAME[name], layer) as lines:
+    with report_of(name, layer) as lines:
         assert re.match(pattern, lines["outputs"]) if pattern else "outputs" not in lines
 
 
 def test_an_order_that_numbers_cannot_show_is_not_called_exact() -> None:
-    with report_of(BY_NAME["mixes heads and channels when heads are joined"], "attention") as lines:
+    with report_of("mixes heads and channels when heads are joined", "attention") as lines:
         assert lines["where"] == "first departs at o_proj, with context exact but for the order"
 
 
 def test_a_precision_is_named() -> None:
-    with report_of(BY_NAME["takes the softmax in the model's dtype"], "attention") as lines:
+    with report_of("takes the softmax in the model's dtype", "attention") as lines:
         assert lines["where"] == "softmax in bfloat16, where the reference takes float32"
 
 
@@ -126,7 +163,7 @@ def test_where_a_candidate_breaks_off_is_located() -> None:
 
         return call
 
-    with Fault("breaks off", ("block",), (), wrapped(MultiHead, "mix", breaking)).planted():
+    with planted(wrapped(MultiHead, "mix", breaking)):
         with pytest.raises(Mismatch) as raised:
             check(FORWARD, LLAMA, LLAMA.layer("block"), parse_scenario("b1 s3 f64"))
         report = str(raised.value)
@@ -145,7 +182,7 @@ def test_nothing_is_blamed_in_a_candidate_that_computes_everything(family: Famil
     def transposed(output: Any) -> Any:
         return lambda self, returned: {name: value.mT for name, value in output(self, returned).items()}
 
-    with Fault("transposes", (), (), wrapped(Candidate, "output", transposed)).planted():
+    with planted(wrapped(Candidate, "output", transposed)):
         with pytest.raises(Mismatch) as raised:
             check(FORWARD, family, layer, parse_scenario("b2 s3 left0,1 f64"))
         assert raised.value.divergence is None
@@ -158,7 +195,7 @@ def test_a_candidate_that_is_not_the_same_twice_is_a_mismatch() -> None:
     def failing_once(mix: Any) -> Any:
         return lambda self, *args: mix(self, *args) + (next(calls) == 5)
 
-    with Fault("fails once", (), (), wrapped(MultiHead, "mix", failing_once)).planted():
+    with planted(wrapped(MultiHead, "mix", failing_once)):
         tally = hold(FORWARD, LLAMA, LLAMA.layer("attention"), ("f64",), examples=20, seed=0)
     assert tally.mismatch is not None
     assert tally.mismatch.verdicts == ["output"]
@@ -166,12 +203,12 @@ def test_a_candidate_that_is_not_the_same_twice_is_a_mismatch() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_writes_are_seen_in_every_dtype(dtype: str) -> None:
-    with BY_NAME["adds the residual in place"].planted(), pytest.raises(Mismatch) as raised:
+    with mistakes.find("adds the residual in place").planted(), pytest.raises(Mismatch) as raised:
         check(FORWARD, LLAMA, LLAMA.layer("block"), parse_scenario("b1 s3").only(dtype))
     assert "side effects" in raised.value.verdicts
 
 
-def test_layers_are_right_again_after_a_fault() -> None:
-    with PAIRING.planted():
+def test_layers_are_right_again_after_a_mistake() -> None:
+    with mistakes.find("rotates the wrong way").planted():
         pair_of("llama", "attention").candidate(torch.float64)
     check(FORWARD, LLAMA, LLAMA.layer("attention"), parse_scenario("b2 s3,1 f64"))

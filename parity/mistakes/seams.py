@@ -1,0 +1,214 @@
+"""How a mistake is switched on: something is exchanged as long as a context lasts.
+
+No layer is copied: what is exchanged is a small function, a method, a field of the configuration or a tensor of the
+weights as our side reads them. An `Exchange` is called to get the context, so several can be switched on together: each
+then finds what the one before it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+from parity.candidate import Candidate
+from parity.pair import Pair, renew_pairs
+from reimpl import attention, bert, decoder, gpt2, latent_attention, moe, norm, rope
+from reimpl.attention import MultiHead
+from reimpl.bert import BertBody
+from reimpl.config import Config
+from reimpl.decoder import Decoder
+from reimpl.gpt2 import GPT2Model
+from reimpl.latent_attention import LatentAttention
+from reimpl.mask import CAUSAL, causal
+
+Function = Callable[..., Any]
+Exchange = Callable[[], AbstractContextManager[Any]]
+Fields = Mapping[str, Any]
+Weights = Mapping[str, Tensor]
+
+ROTATING = (attention, latent_attention)
+MASKING = (attention, decoder)
+MAKING_MASKS = (decoder, gpt2, bert)
+WIDENING = (attention, moe, norm, rope)
+ARGUMENTS = ("ids", "valid", "positions", "cache", "embeddings")
+
+
+@contextmanager
+def planted(exchange: Exchange) -> Iterator[None]:
+    """Something is exchanged, and our side is built anew for it, and again after it."""
+    renew_pairs()
+    try:
+        with exchange():
+            yield
+    finally:
+        renew_pairs()
+
+
+def several(*exchanges: Exchange) -> Exchange:
+    """Several exchanges at once."""
+
+    @contextmanager
+    def enter() -> Iterator[None]:
+        with ExitStack() as stack:
+            for exchange in exchanges:
+                stack.enter_context(exchange())
+            yield
+
+    return enter
+
+
+def exchanged(owner: Any, name: str, value: Any) -> Exchange:
+    """Another function, method or attribute in the place of one."""
+    return partial(patch.object, owner, name, value)
+
+
+def exchanged_in(table: dict[str, Any], **functions: Function) -> Exchange:
+    """Other functions in a table of functions."""
+    return partial(patch.dict, table, functions)
+
+
+def wrapped(owner: Any, name: str, wrap: Callable[[Function], Function]) -> Exchange:
+    """A function or method made of the one whose place it takes."""
+    return lambda: patch.object(owner, name, wrap(getattr(owner, name)))
+
+
+def wrapped_each(owners: tuple[Any, ...], name: str, wrap: Callable[[Function], Function]) -> Exchange:
+    """The same function, wherever it was imported to."""
+    return several(*(wrapped(owner, name, wrap) for owner in owners))
+
+
+def built(cls: type, change: Callable[[Any], Any]) -> Exchange:
+    """Every new object of a class is changed once it is built."""
+
+    def wrap(init: Function) -> Function:
+        def call(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            change(self)
+
+        return call
+
+    return wrapped(cls, "__init__", wrap)
+
+
+def narrow(*modules: Any) -> Exchange:
+    """What these modules compute in at least float32 they compute in the model's dtype."""
+    return several(*(exchanged(module, "wide", lambda x: x.dtype) for module in modules))
+
+
+def rotating(wrap: Callable[[Function], Function]) -> Exchange:
+    """Every attention turns queries and keys otherwise."""
+    return wrapped_each(ROTATING, "rotate", wrap)
+
+
+def configured(change: Callable[[Fields], Fields]) -> Exchange:
+    """Our side reads other fields from the configuration; those that a family does not have it is not given."""
+
+    def wrap(read: Function) -> Any:
+        def from_dict(cls: type[Config], fields: Fields) -> Config:
+            changed = {name: value for name, value in change(fields).items() if name in fields}
+            return read.__func__(cls, {**fields, **changed})  # type: ignore[attr-defined]
+
+        return classmethod(from_dict)
+
+    return wrapped(Config, "from_dict", wrap)
+
+
+def roped(change: Callable[[Fields], Fields]) -> Exchange:
+    """Our side reads other rope fields from the configuration."""
+
+    def changed(fields: Fields) -> Fields:
+        rope = fields.get("rope_parameters")
+        return {} if rope is None else {"rope_parameters": {**rope, **change(fields)}}
+
+    return configured(changed)
+
+
+def loaded(change: Callable[[Weights, Any], Weights]) -> Exchange:
+    """Our side reads other weights from the checkpoint, by names on disk; `change` gets the configuration, too."""
+
+    def wrap(load: Function) -> Function:
+        def call(self: Pair, side: Any, weights: Weights, seed: int) -> None:
+            given = {**weights, **change(weights, side.config)} if isinstance(side, Candidate) else weights
+            load(self, side, given, seed)
+
+        return call
+
+    return wrapped(Pair, "load", wrap)
+
+
+def loaded_each(ending: str, change: Callable[[Tensor, Any], Tensor]) -> Exchange:
+    """Our side reads another tensor for every one whose name ends so."""
+    return loaded(
+        lambda weights, config: {
+            name: change(weight, config) for name, weight in weights.items() if name.endswith(ending)
+        }
+    )
+
+
+def swapped(one: str, other: str) -> Exchange:
+    """Our side reads two tensors from each other's names."""
+
+    def exchange(weights: Weights, config: Any) -> Weights:
+        turned = {name: name.replace(one, other) for name in weights if one in name}
+        turned |= {after: before for before, after in turned.items()}
+        return {name: weights[source] for name, source in turned.items() if turned.keys() <= weights.keys()}
+
+    return loaded(exchange)
+
+
+def scored(factor: Callable[[Any], float]) -> Exchange:
+    """Every attention multiplies its scores once more."""
+
+    def wrap(method: Function) -> Function:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+            with patch.object(self, "scale", self.scale * factor(self)):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return several(wrapped(MultiHead, "mix", wrap), wrapped(LatentAttention, "forward", wrap))
+
+
+def masked(change: Callable[..., Fields]) -> Exchange:
+    """Models make their masks of other arguments."""
+
+    def wrap(make: Function) -> Function:
+        def call(new: int, seen: int, valid: Any, positions: Any, *rest: Any) -> Any:
+            given = {"new": new, "seen": seen, "valid": valid, "positions": positions}
+            return make(*{**given, **change(**given)}.values(), *rest)
+
+        return call
+
+    return wrapped_each(MAKING_MASKS, "decoder_mask", wrap)
+
+
+def remasked(change: Callable[[Tensor], Tensor]) -> Exchange:
+    """Models make other masks: `change` gets one as a tensor, [rows or 1, 1, queries, keys], True = may attend."""
+
+    def wrap(make: Function) -> Function:
+        def call(new: int, seen: int, *rest: Any) -> Any:
+            mask = make(new, seen, *rest)
+            return change(causal(new, new + seen)[None, None] if mask is CAUSAL else mask)
+
+        return call
+
+    return wrapped_each(MAKING_MASKS, "decoder_mask", wrap)
+
+
+def called(change: Callable[[Fields], Fields]) -> Exchange:
+    """Models are called with other arguments; `change` gets them by name."""
+
+    def wrap(forward: Function) -> Function:
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+            return forward(self, **{**given, **change(given)})
+
+        return call
+
+    bodies = ((Decoder, "forward"), (GPT2Model, "forward"), (BertBody, "encode"))
+    return several(*(wrapped(body, name, wrap) for body, name in bodies))
