@@ -126,7 +126,7 @@ class LatentAttention(nn.Module):
         q, q_rope = self.queries(x).split((self.nope, self.rope), dim=-1)
         latents, k_rope = self.kv_a_proj_with_mqa(x).split((self.kv_rank, self.rope), dim=-1)
         latents = self.kv_a_layernorm(latents)
-        q_rope, k_rope = self.turn(q_rope, *rotary), self.turn(k_rope[:, None], *rotary)[:, 0]
+        q_rope, k_rope = self.turn(q_rope, k_rope, *rotary)
         if cache is not None:
             latents, k_rope = cache.append(latents, k_rope)
         up = self.kv_b_proj.weight.unflatten(0, (self.heads, -1))
@@ -142,9 +142,14 @@ class LatentAttention(nn.Module):
 
     def turn(
         self,
-        x: Float[Tensor, "batch heads seq rotary"],
+        q: Float[Tensor, "batch heads seq rotary"],
+        k: Float[Tensor, "batch seq rotary"],
         cos: Float[Tensor, "#batch seq rotary"],
         sin: Float[Tensor, "#batch seq rotary"],
-    ) -> Float[Tensor, "batch heads seq rotary"]:
-        """Rotated by the angles of the positions; adjacent pairs are stored as halves."""
-        return rotate(x if self.pairing == "half" else x.unflatten(-1, (-1, 2)).mT.flatten(-2), cos, sin)
+    ) -> tuple[Float[Tensor, "batch heads seq rotary"], Float[Tensor, "batch seq rotary"]]:
+        """Queries and the key of all heads, rotated by the angles of the positions."""
+        return rotate(self.paired(q), cos, sin), rotate(self.paired(k[:, None]), cos, sin)[:, 0]
+
+    def paired(self, x: Float[Tensor, "batch heads seq rotary"]) -> Float[Tensor, "batch heads seq rotary"]:
+        """The channels that turn together as halves: adjacent ones are stored so."""
+        return x if self.pairing == "half" else x.unflatten(-1, (-1, 2)).mT.flatten(-2)

@@ -20,6 +20,10 @@ from reimpl.feedforward import activation
 from reimpl.precision import wide
 
 
+NEVER_CHOSEN = -torch.inf
+"""The score of an expert in a group that was not chosen: any number might still be among the highest."""
+
+
 class Routing(NamedTuple):
     """What a router decides: its logits, the experts chosen, and the weights of their outputs."""
 
@@ -42,8 +46,14 @@ class TopKRouter(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens size"]) -> Routing:
         logits = F.linear(x, self.weight)
-        likeliest, experts = logits.softmax(-1, dtype=wide(x)).topk(self.chosen, dim=-1)
-        return Routing(logits, experts, likeliest / likeliest.sum(-1, keepdim=True))
+        likeliest, experts = self.score(logits).topk(self.chosen, dim=-1)
+        return Routing(logits, experts, self.weigh(likeliest))
+
+    def score(self, logits: Float[Tensor, "tokens all_experts"]) -> Float[Tensor, "tokens all_experts"]:
+        return logits.softmax(-1, dtype=wide(logits))
+
+    def weigh(self, likeliest: Float[Tensor, "tokens chosen"]) -> Float[Tensor, "tokens chosen"]:
+        return likeliest / likeliest.sum(-1, keepdim=True)
 
 
 class GroupedRouter(nn.Module):
@@ -77,21 +87,34 @@ class GroupedRouter(nn.Module):
     def forward(self, x: Float[Tensor, "tokens size"]) -> Routing:
         dtype = wide(x)
         logits = F.linear(x.to(dtype), self.weight.to(dtype))
-        scores = logits.sigmoid()
+        scores = self.score(logits)
         experts = self.choose(scores.detach() + self.e_score_correction_bias)
-        weights = scores.gather(-1, experts)
-        if self.renormalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # zero where all scores underflow
-        return Routing(logits, experts, weights * self.factor)
+        return Routing(logits, experts, self.weigh(scores, experts))
+
+    def score(self, logits: Float[Tensor, "tokens all_experts"]) -> Float[Tensor, "tokens all_experts"]:
+        return logits.sigmoid()
 
     def choose(self, biased: Float[Tensor, "tokens all_experts"]) -> Int[Tensor, "tokens chosen"]:
         """The best experts of the best groups."""
         if self.chosen_groups < self.groups:
             grouped = biased.unflatten(-1, (self.groups, -1))
-            best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.chosen_groups, dim=-1).indices
+            best = self.rate(grouped).topk(self.chosen_groups, dim=-1).indices
             others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-            biased = grouped.masked_fill(others[..., None], -torch.inf).flatten(-2)
+            biased = grouped.masked_fill(others[..., None], NEVER_CHOSEN).flatten(-2)
         return biased.topk(self.chosen, dim=-1).indices
+
+    def rate(self, grouped: Float[Tensor, "tokens groups group"]) -> Float[Tensor, "tokens groups"]:
+        """What a group scores."""
+        return grouped.topk(2, dim=-1).values.sum(-1)
+
+    def weigh(
+        self, scores: Float[Tensor, "tokens all_experts"], experts: Int[Tensor, "tokens chosen"]
+    ) -> Float[Tensor, "tokens chosen"]:
+        """The weights of those chosen."""
+        weights = scores.gather(-1, experts)
+        if self.renormalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # zero where all scores underflow
+        return weights * self.factor
 
 
 class Experts(nn.Module):
