@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from reimpl.feedforward import activation
 from reimpl.precision import wide
 
-
 NEVER_CHOSEN = -torch.inf
 """The score of an expert in a group that was not chosen: any number might still be among the highest."""
 
