@@ -1,0 +1,1 @@
+"""Your own layer, held against any class in transformers: `parity check`."""

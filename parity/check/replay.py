@@ -1,0 +1,203 @@
+"""Replaying a recorded call on any module, in any dtype: the reference's own submodule, or a candidate in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity.check import tree
+from parity.check.record import Call
+from parity.compare import Quantity, Record
+from parity.oracle import lifted
+from parity.tiny import draw
+
+Caller = Callable[..., Any]
+"""What is called with the recorded arguments: a module, or a function that calls one."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came out of a replayed call.
+
+    Attributes:
+        output: the tensors that were returned, by name.
+        cache: the contents of all caches afterwards, those returned among them.
+        written: the arguments, caches aside, that were written to.
+    """
+
+    output: dict[str, Tensor]
+    cache: dict[str, Tensor]
+    written: list[str]
+
+
+def arguments(
+    call: Call, dtype: torch.dtype, dtypes: Mapping[tree.Path, torch.dtype] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Fresh arguments of a call in a dtype; what excludes by the lowest number of one dtype does so in the other.
+
+    Args:
+        dtypes: of the tensors that keep another one, by their paths, where that is known.
+    """
+
+    def cast(path: tree.Path, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.clone()
+        wanted = (dtypes or {}).get(path, dtype)
+        lowest = tensor == torch.finfo(tensor.dtype).min
+        return (
+            torch.where(lowest, torch.finfo(wanted).min, tensor.to(wanted))
+            if lowest.any()
+            else tensor.to(wanted, copy=True)
+        )
+
+    return tree.converted(call.given, cast, dtype)
+
+
+def exactly(module: Caller, call: Call) -> Replayed:
+    """Replay a call as it was recorded, without rounding or casting anything."""
+    return run(module, *tree.snapshot(call.given))
+
+
+def run(module: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replayed:
+    """Call with arguments which are this call's own, and read what it returns, remembers and writes to."""
+    given = tree.snapshot((args, kwargs))
+    with torch.no_grad():
+        output = module(*args, **kwargs)
+    kept = tree.caches((args, kwargs))
+    written = [
+        argument_name(path)
+        for path, before in tree.tensors(given).items()
+        if not any(path[: len(outer)] == outer for outer in kept)
+        and not same(before, tree.tensors((args, kwargs)).get(path))
+    ]
+    return Replayed(tree.named("output", output), tree.remembered((args, kwargs, output)), written)
+
+
+def argument_name(path: tree.Path) -> str:
+    """An argument's name: `hidden_states`, or `argument 0` if it was given by its place."""
+    side, key, *rest = path
+    return tree.spelled(key if side == 1 else f"argument {key}", tuple(rest))
+
+
+def same(one: Tensor, other: Tensor | None) -> bool:
+    """Whether two tensors are equal to the bit, NaN included."""
+    if other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def equal(call: Call, replayed: Replayed) -> list[str]:
+    """The names of what a replay got otherwise than the recording; empty if it is exact."""
+    recorded = tree.named("output", call.output) | tree.remembered((*call.left, call.output))
+    ours = replayed.output | replayed.cache
+    names = recorded.keys() | ours.keys()
+    return sorted(name for name in names if name not in recorded or not same(recorded[name], ours.get(name)))
+
+
+def forward(
+    module: Caller, call: Call, dtype: torch.dtype, dtypes: Mapping[tree.Path, torch.dtype] | None = None
+) -> Record:
+    """Outputs and, after the call, the whole cache. Float64 runs lifted, as the truth does."""
+    with lifted() if dtype is torch.float64 else nullcontext():
+        replayed = run(module, *arguments(call, dtype, dtypes))
+    return as_record(call, replayed)
+
+
+def as_record(call: Call, replayed: Replayed) -> Record:
+    """A replay as it is judged: floating-point quantities, and which of their entries are defined."""
+    record = Record([], [], [])
+    for verdict, values in (("output", replayed.output), ("cache", replayed.cache)):
+        for name, value in values.items():
+            if value.is_floating_point():
+                record.quantities.append(Quantity(name, verdict, call.step))
+                record.values.append(value)
+                record.valid.append(defined(call, value, verdict))
+    return record
+
+
+def defined(call: Call, value: Tensor, verdict: str = "output") -> Tensor | None:
+    """Which entries of a quantity belong to tokens that are no padding; None: all.
+
+    Tokens are found by the shape: [rows, tokens, ...], [rows * tokens, ...], or [rows, heads, tokens, ...]; of a cache
+    the last tokens so far.
+    """
+    valid = call.valid_so_far if verdict == "cache" else call.valid
+    if valid is None:
+        return None
+    rows, count = valid.shape
+    if verdict == "cache":
+        if value.ndim != 4 or value.shape[0] != rows or value.shape[2] > count:
+            return None
+        return valid[:, None, count - value.shape[2] :, None]
+    if value.ndim >= 2 and value.shape[:2] == (rows, count):
+        return valid.reshape(rows, count, *[1] * (value.ndim - 2))
+    if value.ndim >= 1 and value.shape[0] == rows * count:
+        return valid.reshape(-1, *[1] * (value.ndim - 1))
+    if value.ndim >= 3 and value.shape[0] == rows and value.shape[2] == count:
+        return valid.reshape(rows, 1, count, *[1] * (value.ndim - 3))
+    return None
+
+
+def gradients(
+    module: nn.Module,
+    call: Call,
+    dtype: torch.dtype,
+    dtypes: Mapping[tree.Path, torch.dtype] | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+    caller: Caller | None = None,
+) -> Record:
+    """Gradients of every floating-point argument and parameter; a missing one counts as zero.
+
+    Args:
+        parameters: what is differentiated by, by name; the module's own unless given.
+        caller: what is called, where that is not the module itself.
+    """
+    parameters = dict(module.named_parameters()) if parameters is None else parameters
+    with lifted() if dtype is torch.float64 else nullcontext(), torch.enable_grad():
+        leaves: dict[str, Tensor] = {}
+        given = tree.converted(arguments(call, dtype, dtypes), lambda path, tensor: _leaf(path, tensor, leaves))
+        results = differentiable((caller or module)(*given[0], **given[1]))
+        wanted = leaves | dict(parameters)
+        values: tuple[Tensor, ...] = ()
+        if results:
+            cotangents = [cotangent(call, name, result) for name, result in results.items()]
+            values = torch.autograd.grad(
+                list(results.values()), list(wanted.values()), cotangents, allow_unused=True, materialize_grads=True
+            )
+    record = Record([], [], [])
+    for name, value in zip(wanted, values, strict=False):
+        record.quantities.append(Quantity(f"gradient of {name}", "gradient", call.step))
+        record.values.append(value)
+        record.valid.append(defined(call, value) if name in leaves else None)
+    return record
+
+
+def _leaf(path: tree.Path, tensor: Tensor, leaves: dict[str, Tensor]) -> Tensor:
+    """An argument that is differentiated by, no mask; what is called gets a copy, since it may write to it."""
+    name = argument_name(path)
+    if not tensor.is_floating_point() or "mask" in name:
+        return tensor
+    leaf = tensor.detach().requires_grad_()
+    leaves[name] = leaf
+    return leaf.clone()
+
+
+def differentiable(output: Any) -> dict[str, Tensor]:
+    """The results of a call that something can be differentiated of."""
+    return {
+        name: value
+        for name, value in tree.named("output", output).items()
+        if value.is_floating_point() and value.requires_grad
+    }
+
+
+def cotangent(call: Call, name: str, result: Tensor) -> Tensor:
+    """What a result is multiplied with to get a scalar; zero on padded rows."""
+    drawn = draw.bfloat16(draw.normal(tuple(result.shape), 0, f"cotangent {name}"))
+    valid = defined(call, result)
+    return (drawn if valid is None else drawn * valid).to(result.dtype)

@@ -1,0 +1,253 @@
+"""What a candidate is held against: any class of the installed transformers, at home in a tiny model.
+
+`resolve("llama:LlamaAttention")` finds the class; a point of its configuration space makes it a tiny model with
+sensitive weights; scenarios through that whole model record what the class is called with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity.check import drive, replay, tree
+from parity.check.record import Call, Recorder, rounded
+from parity.compare import Record
+from parity.oracle import lifted
+from parity.tiny import models, sensitive, vary
+from parity.tiny.models import Point
+
+IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+class SubjectError(ValueError):
+    """A reference that cannot be found, or that cannot serve."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A class of the reference.
+
+    Attributes:
+        model_type: Hugging Face's name.
+        name: of the class; None for the whole model, as the task has it.
+        task: causal, masked or seq2seq: which head the tiny model gets.
+        directory: of the checkpoint, where the model and its weights are read from one.
+    """
+
+    model_type: str
+    name: str | None
+    task: str
+    directory: Path | None = None
+
+    def __str__(self) -> str:
+        return str(self.directory) if self.directory else f"{self.model_type}:{self.name or 'the whole model'}"
+
+    def points(self, count: int = 4, seed: int = 0) -> list[Point]:
+        """The plain configuration, then variations of it which the class accepts, builds and runs.
+
+        A checkpoint has the only one.
+        """
+        return [Point()] if self.directory else vary.points(self.model_type, self.task, count, seed)
+
+    def build(self, point: Point = Point(), seed: int = 0) -> Built:  # noqa: B008 - frozen
+        """The class at home in a tiny model.
+
+        Raises:
+            SubjectError: if the model has no such module.
+        """
+        try:
+            model = models.model(self.model_type, self.task, point, torch.float32, cls=self._whole_class)
+        except models.Unshrinkable as error:
+            raise SubjectError(str(error)) from error
+        return Built(self, point, model, self._path(model), seed)
+
+    @property
+    def _whole_class(self) -> str | None:
+        return self.name if self.name and models.is_whole(self.model_type, self.name) else None
+
+    def _path(self, model: nn.Module) -> str:
+        """Where the first module of the class is in a model."""
+        if self.name is None or type(model).__name__ == self.name:
+            return ""
+        there = {type(module).__name__: path for path, module in reversed(list(model.named_modules()))}
+        if self.name not in there:
+            close = get_close_matches(self.name, there, n=3, cutoff=0.4) or sorted(there)[:5]
+            raise SubjectError(
+                f"{self.model_type}: the {self.task} model has no {self.name}; it has {', '.join(close)}"
+                f" (`parity list --references --filter {self.model_type}` lists all)"
+            )
+        return there[self.name]
+
+
+@dataclass(eq=False)
+class Built:
+    """A class of the reference at one point of its configuration space.
+
+    Attributes:
+        model: the whole tiny model in float32, its weights sensitive, in evaluation mode.
+        path: where in it the class's module is; empty for the whole model.
+    """
+
+    subject: Subject
+    point: Point
+    model: nn.Module
+    path: str
+    seed: int = 0
+    _models: dict[torch.dtype, nn.Module] = field(default_factory=dict)
+    _calls: dict[str, list[Call]] = field(default_factory=dict)
+    _recorded: dict[Any, list[Call]] = field(default_factory=dict)
+    _truths: dict[Any, Record] = field(default_factory=dict)
+    _optionals: dict[Any, set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.whole = sensitive.state(self.model, self.seed)
+        sensitive.load(self.model, self.whole)
+        self._models[torch.float32] = self.model
+
+    @property
+    def config(self) -> Any:
+        """The configuration that the module was made with: a copy, so that nobody disturbs the model's."""
+        return deepcopy(next((each for each in self._given[0] if hasattr(each, "to_diff_dict")), self.model.config))
+
+    @property
+    def constructor(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that the module was made with, copied."""
+        return deepcopy(self._given)
+
+    @property
+    def _given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return getattr(self.model.get_submodule(self.path), models.GIVEN, ((self.model.config,), {}))
+
+    @property
+    def layer_idx(self) -> int | None:
+        """Which layer of the model the module belongs to, by its path."""
+        numbers = re.findall(r"\.(\d+)(?=\.|$)", f".{self.path}")
+        return int(numbers[0]) if numbers else None
+
+    @property
+    def implementations(self) -> Sequence[str]:
+        """How the reference can compute its attention."""
+        return [name for name in IMPLEMENTATIONS if models.supports(self.model, name)]
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """The module's own tensors by the names of its state, float64 and representable in bfloat16."""
+        prefix = f"{self.path}." if self.path else ""
+        return {name.removeprefix(prefix): value for name, value in self.whole.items() if name.startswith(prefix)}
+
+    @cached_property
+    def disk(self) -> dict[str, Tensor]:
+        """The same tensors by the names under which a checkpoint of the whole model holds them, without their prefix.
+
+        The names are found by marking the module's tensors and seeing which of those on disk are marked.
+        """
+        return models.on_disk(self.model, self.path, self.whole)
+
+    def whole_model(self, dtype: torch.dtype) -> nn.Module:
+        """The whole model in a dtype, built as loading a checkpoint in it does."""
+        if dtype not in self._models:
+            model = models.model(
+                self.subject.model_type, self.subject.task, self.point, dtype, cls=self.subject._whole_class
+            )
+            sensitive.load(model, self.whole)
+            self._models[dtype] = model
+        return self._models[dtype]
+
+    def module(self, dtype: torch.dtype, implementation: str = "eager") -> nn.Module:
+        """A fresh copy of the class's module in a dtype, computing its attention in one of the reference's ways."""
+        module = deepcopy(self.whole_model(dtype).get_submodule(self.path))
+        models.use(module, implementation)
+        return module
+
+    def scenarios(self) -> dict[str, str | None]:
+        """The scenarios, and for those which the model does not go through, the reason."""
+        found: dict[str, str | None] = {}
+        for name in drive.TEXTS:
+            try:
+                self.calls(name)
+                found[name] = None
+            except drive.Undriven as error:
+                found[name] = str(error)
+        return found
+
+    def calls(self, scenario: str) -> list[Call]:
+        """The calls of the module in a scenario, in order, with every number rounded to one of bfloat16.
+
+        Raises:
+            Undriven: where the model does not go through the scenario, with the reason.
+        """
+        if scenario not in self._calls:
+            self._calls[scenario] = [rounded(call) for call in self.recorded(scenario, torch.float32)]
+        return self._calls[scenario]
+
+    def recorded(self, scenario: str, dtype: torch.dtype, implementation: str = "eager") -> list[Call]:
+        """The calls as they were recorded in a dtype; in float64 the model runs lifted."""
+        key = (scenario, dtype, implementation)
+        if key not in self._recorded:
+            self._recorded[key] = record(self.whole_model(dtype), self.subject.task, scenario, [self.path], dtype)
+        return self._recorded[key]
+
+    def dtypes(self, scenario: str, index: int, dtype: torch.dtype) -> dict[tree.Path, torch.dtype]:
+        """The dtypes that the arguments of a call have where the whole model runs in `dtype`: some stay in float32."""
+        try:
+            calls = self.recorded(scenario, dtype)
+        except drive.Undriven:
+            return {}
+        if index >= len(calls):
+            return {}
+        return {path: tensor.dtype for path, tensor in tree.tensors(calls[index].given).items()}
+
+    def truth(self, call: Call, measure: str = "forward") -> Record:
+        """What the unmodified reference computes of a call in float64, lifted."""
+        key = (id(call), measure)
+        if key not in self._truths:
+            self._truths[key] = self.measured(self.module(torch.float64), call, torch.float64, measure)
+        return self._truths[key]
+
+    def yardsticks(self, call: Call, dtype: torch.dtype, measure: str = "forward") -> list[Record]:
+        """What the reference computes of a call in a dtype, in each of its own ways."""
+        return [self.measured(self.module(dtype, name), call, dtype, measure) for name in self.implementations]
+
+    def measured(self, module: nn.Module, call: Call, dtype: torch.dtype, measure: str = "forward") -> Record:
+        """One side's record of a call: `forward`, or `gradients`."""
+        return self.comparable(
+            call, (replay.forward if measure == "forward" else replay.gradients)(module, call, dtype)
+        )
+
+    def comparable(self, call: Call, record: Record) -> Record:
+        """A record without what the reference itself returns in one of its ways only, such as attention's weights."""
+        kept = [i for i, each in enumerate(record.quantities) if each.name not in self._optional(call)]
+        return Record(
+            [record.quantities[i] for i in kept], [record.values[i] for i in kept], [record.valid[i] for i in kept]
+        )
+
+    def _optional(self, call: Call) -> set[str]:
+        key = id(call)
+        if key not in self._optionals:
+            runs = [
+                replay.run(self.module(torch.float32, name), *replay.arguments(call, torch.float32))
+                for name in self.implementations
+            ]
+            names = [{name for name, value in each.output.items() if value.is_floating_point()} for each in runs]
+            self._optionals[key] = set().union(*names) - names[0].intersection(*names)
+        return self._optionals[key]
+
+
+def record(
+    model: nn.Module, task: str, scenario: str, paths: Sequence[str], dtype: torch.dtype = torch.float32
+) -> list[Call]:
+    """The calls of some modules of a model in a scenario."""
+    recorder = Recorder({path: model.get_submodule(path) for path in paths})
+    with lifted() if dtype is torch.float64 else nullcontext():
+        drive.drive(model, task, drive.TEXTS[scenario], recorder)
+    return recorder.calls
