@@ -89,7 +89,7 @@ class Candidate:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What our layer's forward is called with in one step."""
         kind, span = self.layer.kind, slice(step.start, step.stop)
-        if kind is Kind.POINTWISE:
+        if kind in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
             return (x,), {}
         if kind is Kind.ROTARY:
             return (x, case.positions[:, span]), {}
@@ -109,12 +109,13 @@ class Candidate:
         return (x,), named
 
     def _model(self, case: Case, step: Step, x: Tensor, cache: Cache | None) -> dict[str, Any]:
-        return {
+        offered = {
             "embeddings" if x.is_floating_point() else "ids": x,
             "valid": None if case.valid is None else case.valid[:, : step.stop],
             "positions": None if case.default_positions else case.positions[:, step.start : step.stop],
             "cache": cache,
         }
+        return {name: value for name, value in offered.items() if value is not None}
 
     def _memory(self, case: Case, step: Step) -> dict[str, Any]:
         """An encoder's memory, as a model is given it; nothing where there is none."""

@@ -29,7 +29,8 @@ class Step:
 class Case:
     """Inputs, positions and masks of one scenario.
 
-    Shapes: ids and types [rows, length], x [rows, length, width], positions [rows, length], valid [rows, length] or
+    Shapes: ids and types [rows, length], x [rows, length, width], or [rows, width, height, columns] of
+    images, positions [rows, length], valid [rows, length] or
     None where every token is valid, may_attend [rows or 1, 1, length, length], memory [rows, memory, width] and
     memory_valid [rows, memory], None where there is none. Values are representable in bfloat16 and kept in float64, so
     that every dtype starts from the same numbers.
@@ -70,9 +71,16 @@ class Case:
 
     @cached_property
     def x(self) -> Tensor:
-        """Hidden states, at the scenario's scale."""
-        scenario = self.scenario
-        return self._normal("x", (scenario.rows, scenario.length, self.width), scenario.scale)
+        """Hidden states, or images, at the scenario's scale."""
+        scenario, shape = self.scenario, [self.scenario.length, self.width]
+        if self.layer.kind is Kind.IMAGE:
+            columns = scenario.columns or scenario.length
+            shape = [self.width, scenario.length // columns, columns]
+        return self._normal("x", (scenario.rows, *shape), scenario.scale)
+
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """The tokens of one step, of ids or of hidden states; an image is always whole."""
+        return x if self.layer.kind is Kind.IMAGE else x[:, step.start : step.stop]
 
     @cached_property
     def types(self) -> Tensor | None:

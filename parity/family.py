@@ -32,12 +32,14 @@ class Kind(Enum):
     EMBEDDINGS = "embeddings"  # ids, positions, token types -> output
     ATTENTION = "attention"  # x, rotary tables, mask, cache, memory -> output
     CROSS = "cross"  # x, memory, cache -> output
+    MIXER = "mixer"  # x -> output, in which tokens see each other
+    IMAGE = "image"  # image, [rows, channels, height, width] -> output
     MODEL = "model"  # ids, valid, positions, cache, token types, memory -> output, and a pooled vector per row
 
     @property
     def attends(self) -> bool:
         """Whether tokens see others, so that masks, caches and chunks mean something."""
-        return self in (Kind.ATTENTION, Kind.CROSS, Kind.MODEL)
+        return self not in (Kind.POINTWISE, Kind.ROTARY, Kind.EMBEDDINGS)
 
     @property
     def reads_ids(self) -> bool:
@@ -70,6 +72,10 @@ def _no_window(config: Any) -> int | None:
     return None
 
 
+def _hidden_size(config: Any) -> int:
+    return config.hidden_size
+
+
 def _no_memory(point: Point) -> bool:
     return False
 
@@ -94,11 +100,14 @@ class Layer:
             scores would be so large that the reference itself is wrong by its own size.
         fixed: axes at which it has a choice of its own.
         index: which of the model's layers it is.
+        width: the channels of what it is called with.
         window: the sliding window of this layer under a configuration.
         causal: whether a token sees only what came before it.
+        masks: whether it can be told which tokens are padding.
         packs: whether positions that begin anew separate documents, where no mask says so.
         generates: whether it continues a text, token by token.
         routes: whether it sends tokens to experts.
+        left_out: the dtypes in which it cannot be held against the reference, each with the reason.
     """
 
     name: str
@@ -111,11 +120,14 @@ class Layer:
     scales: tuple[float, ...] = (1.0, 1e-3, 1e2)
     fixed: tuple[tuple[str, AxisValue], ...] = ()
     index: int = 0
+    width: Callable[[Any], int] = _hidden_size
     window: Callable[[Any], int | None] = _no_window
     causal: bool = True
+    masks: bool = True
     packs: bool = True
     generates: bool = False
     routes: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name

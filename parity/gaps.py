@@ -187,12 +187,15 @@ BOOLEAN_MASK = Gap(
 # Rotary frequencies
 
 
+_LENGTH = "max_position_embeddings"
+
+
 def _rescaled(place: Place, rope_type: str) -> bool:
     """Whether chunks are held against one pass by a model, which makes its own tables, and are turned otherwise.
 
     Chunk by chunk the reference is well defined; it is the two that contradict each other.
     """
-    rope, limit = getattr(place.config, "rope_parameters", None) or {}, place.config.max_position_embeddings
+    rope, limit = getattr(place.config, "rope_parameters", None) or {}, getattr(place.config, _LENGTH, 0)
     if place.prop != "chunks" or place.layer.kind is not Kind.MODEL or rope.get("rope_type") != rope_type:
         return False
     first, last = (place.scenario.offset + length for length in (place.scenario.schedule[0], place.scenario.length))
@@ -288,6 +291,15 @@ JITTER_IN_PLACE = Gap(
 
 # torch
 
+HALF_FOURIER = Gap(
+    "half-fourier",
+    "fnet: FNetBasicFourierTransform and all that hold it",
+    TORCH,
+    "on a CPU the Fourier transform is refused in bfloat16 and float16, in which the model can be loaded",
+    "torch.fft hands it to a library that knows single and double precision",
+    avoided="parity/families/fnet.py",
+)
+
 
 def _encoder(place: Place) -> bool:
     return place.layer.reference.startswith("TransformerEncoder") and any(place.scenario.padding)
@@ -328,6 +340,7 @@ GAPS = (
     GPT2_SCALES,
     GPT2_UPCAST,
     JITTER_IN_PLACE,
+    HALF_FOURIER,
     ENCODER_NAN,
     ENCODER_ZEROS,
 )

@@ -93,6 +93,10 @@ class Pair:
         types = 0 if self.family.token_types is None else self.family.token_types(config)
         if self.layer.kind.attends and not self.layer.causal and len(scenario.schedule) > 1:
             raise ScenarioError(f"tokens of {self.layer} see those after them: give all in one chunk")
+        if any(scenario.padding) and self.layer.kind.attends and not self.layer.masks:
+            raise ScenarioError(f"{self.layer} cannot tell padding from tokens: leave {scenario.side} out")
+        if scenario.columns and self.layer.kind is not Kind.IMAGE:
+            raise ScenarioError(f"{self.layer} is given no images: leave w out")
         if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
             raise ScenarioError(f"{self.layer} attends to no memory under this configuration: leave m out")
         if self.layer.kind is Kind.CROSS and not scenario.memory:
@@ -101,7 +105,7 @@ class Pair:
             raise ScenarioError(f"{self.family.model_type} knows no types of tokens: leave 'typed' out")
         if limit is not None and scenario.offset + scenario.length > limit:
             raise ScenarioError(f"{self.family.model_type} has {limit} positions here: lower @ or shorten the rows")
-        return Case(scenario, self.layer, config.hidden_size, config.vocab_size, window, types)
+        return Case(scenario, self.layer, self.layer.width(config), getattr(config, "vocab_size", 1), window, types)
 
     def ready(self, side: Side, seed: int) -> None:
         """Fill one side with the weights of a seed, unless it holds them, and wind its rotary tables back.
@@ -202,7 +206,7 @@ def forward(side: Side, case: Case) -> Record:
         cache = side.new_cache() if case.cached else None
         tables, x = tables_of(side, case), input_of(side, case)
         for step in case.steps:
-            for name, value in side(case, step, x[:, step.start : step.stop], tables, cache).items():
+            for name, value in side(case, step, case.part(x, step), tables, cache).items():
                 _note(record, case, Quantity(name, "output", step.index), value)
             for name, value in [] if cache is None else side.cache_contents(cache):
                 _note(record, case, Quantity(name, "cache", step.index), value)

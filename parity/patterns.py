@@ -25,7 +25,8 @@ def tellings(scenario: Scenario, positions: int | None) -> Iterator[Scenario]:
     A smallest scenario is the last place in which to see something grow, or to tell one number from another.
     """
     first, *rest = scenario.schedule
-    for schedule in (tuple(chunk + MORE for chunk in scenario.schedule), (first + MORE, *rest)):
+    added = MORE * max(scenario.columns, 1)
+    for schedule in (tuple(chunk + added for chunk in scenario.schedule), (first + added, *rest)):
         more = sum(schedule) - scenario.length
         packing = scenario.packing and (*scenario.packing[:-1], scenario.packing[-1] + more)
         longer = replace(scenario, schedule=schedule, packing=packing)
@@ -53,9 +54,12 @@ def _patterns(pair: Pair, case: Case) -> Iterator[str]:
 
 
 def _outputs(record: Record) -> Tensor:
-    """All that the steps returned of tokens, [rows, tokens, channels]; else of rows, as if each had one token."""
+    """All that the steps returned of tokens, [rows, tokens, channels]; else of rows, as if each had one token.
+
+    The tokens of an image are its pixels.
+    """
     outputs = [
-        (quantity.name, value)
+        (quantity.name, value.flatten(2).mT if value.ndim == 4 else value)
         for quantity, value in zip(record.quantities, record.values, strict=True)
         if quantity.verdict == "output"
     ]

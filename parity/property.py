@@ -40,6 +40,10 @@ class Property:
     dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
     case: Callable[[Pair, Scenario], Case] = Pair.case
 
+    def stated_in(self, layer: Layer) -> tuple[str, ...]:
+        """The dtypes in which it says something about a layer."""
+        return tuple(name for name in self.dtypes if name not in layer.left_out)
+
 
 @cache
 def properties() -> dict[str, Property]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from parity import family as families
 from parity import gaps
 from parity import property as properties
+from parity.family import Layer
 from parity.listing import covered
 
 README = Path(__file__).parents[1] / "README.md"
@@ -21,9 +22,16 @@ def coverage() -> str:
     for model_type in families.names():
         family = families.load(model_type)
         for layer in family.layers:
-            names = ", ".join(covered(family, layer))
+            names = ", ".join(covered(family, layer)) + _left_out(layer)
             rows.append(f"| {model_type} | {layer.name} | `{layer.reference}` | {names} |")
     return "\n".join(rows)
+
+
+def _left_out(layer: Layer) -> str:
+    """The dtypes in which nothing is said, by reason."""
+    reasons = dict.fromkeys(layer.left_out.values())
+    of_reason = {each: ", ".join(name for name, why in layer.left_out.items() if why == each) for each in reasons}
+    return "".join(f"; not in {names}: {reason}" for reason, names in of_reason.items())
 
 
 def sentences() -> str:

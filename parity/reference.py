@@ -235,7 +235,7 @@ class Reference:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the reference's forward is called with in one step, under the names of the installed version."""
         kind, x = self.layer.kind, x.contiguous()  # some layers take views of their input
-        if kind is Kind.POINTWISE:
+        if kind in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
             return (x,), {}
         if kind is Kind.ROTARY:
             return (x, case.positions[:, step.start : step.stop]), {}

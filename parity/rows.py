@@ -43,6 +43,6 @@ def rows(
         family = families.load(model)
         for layer in family.layers:
             wanted = not layers or layer.name in layers or layer.reference in layers
-            stated = tuple(name for name in prop.dtypes if not dtypes or name in dtypes)
+            stated = tuple(name for name in prop.stated_in(layer) if not dtypes or name in dtypes)
             if wanted and stated and prop.applies(family, layer):
                 yield Row(family, layer, prop, stated)

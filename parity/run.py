@@ -62,7 +62,7 @@ def _rows(
         family = families.load(model)
         for layer in [family.layer(name) for name in layers] or family.layers:
             for prop in chosen:
-                if prop.applies(family, layer) and set(prop.dtypes) & set(dtypes):
+                if prop.applies(family, layer) and set(prop.stated_in(layer)) & set(dtypes):
                     yield family, layer, prop
 
 

@@ -164,7 +164,7 @@ def hold(
     examples = examples or profile.max_examples
     base = _base_seed(seed, profile.derandomize)
     pool = Pool(
-        dtypes=tuple(name for name in prop.dtypes if name in dtypes),
+        dtypes=tuple(name for name in prop.stated_in(layer) if name in dtypes),
         seed=base,
         size=max(CONFIGURATIONS, examples // CONFIGURATIONS),
         stack=stack,

@@ -11,6 +11,7 @@ runs it draws the numbers from the seed. Its line is a list of words, in any ord
     packed3,4   documents of 3 and 4 tokens in each row     @1000       position of the first token
     masked      positions count valid tokens only           x0.01       scale of the inputs
     m5-0,2      memory of 5 tokens, padding of each row     typed       tokens of several types
+    w7          tokens are pixels, 7 in a row of an image
     f32         dtypes (f64, f32, bf16, f16; comma)         #17         seed of weights and inputs
     *8          cases stacked into one call
 """
@@ -50,7 +51,8 @@ class Scenario:
 
     `config` holds the axes of the family's configuration that are not at their first choice. `padding` counts the
     padded tokens of each row, `side` says where they stand. `memory` is the number of tokens an encoder left for the
-    layer to attend to, of which the last `memory_padding` are padding. `stack` repeats the rows with other inputs, so
+    layer to attend to, of which the last `memory_padding` are padding. Where tokens are the pixels of an image, it is
+    `columns` wide. `stack` repeats the rows with other inputs, so
     that one call of the layer checks that many cases.
     """
 
@@ -65,6 +67,7 @@ class Scenario:
     memory: int = 0
     memory_padding: tuple[int, ...] = ()
     typed: bool = False
+    columns: int = 0
     scale: float = 1.0
     dtypes: tuple[str, ...] = tuple(DTYPES)
     seed: int = 0
@@ -90,6 +93,11 @@ class Scenario:
         _require(
             all(0 <= count < self.memory for count in self.memory_padding),
             f"padding {self.memory_padding} leaves a memory of {self.memory} tokens empty",
+        )
+        _require(self.columns >= 0, f"an image is {self.columns} pixels wide, but should have some")
+        _require(
+            self.columns == 0 or self.length % self.columns == 0,
+            f"{self.length} pixels do not fill an image that is {self.columns} wide",
         )
         _require(0 < self.scale < math.inf, f"scale is {self.scale}, but should be a positive number")
         _require(bool(self.dtypes), "at least one dtype is needed")
@@ -142,6 +150,8 @@ def format_scenario(scenario: Scenario) -> str:
         words.append(f"m{scenario.memory}" + f"-{_join(scenario.memory_padding)}" * any(scenario.memory_padding))
     if scenario.typed:
         words.append("typed")
+    if scenario.columns:
+        words.append(f"w{scenario.columns}")
     if scenario.offset:
         words.append(f"@{scenario.offset}")
     if scenario.scale != 1.0:
@@ -238,6 +248,7 @@ _WORDS: Mapping[str, tuple[str, Callable[[str], object]]] = MappingProxyType(
     {
         r"b(\d+)": ("batch", int),
         r"s([\d,]+)": ("schedule", _split),
+        r"w(\d+)": ("columns", int),
         r"packed([\d,]+)": ("packing", _split),
         r"@(\d+)": ("offset", int),
         r"x([\d.e+-]+)": ("scale", float),

@@ -13,6 +13,7 @@ from parity.family import Family, Kind, Layer
 from parity.scenario import DTYPES, AxisValue, Scenario
 
 LONGEST = 12  # tokens of a row: past the windows of the tiny configurations, short enough for a dispatch-bound forward
+WIDEST = 6  # pixels of an image, in height too
 STACK = 48  # cases of one call, as a call of a tiny layer costs hardly more with many rows; see `make bench`
 SEEDS = st.integers(0, 2**16 - 1)
 
@@ -84,6 +85,9 @@ def scenarios(
     attends = layer.kind.attends
     fields: dict[str, Any] = {"config": draw(configs(family, layer, pool)), "dtypes": pool.dtypes}
     fields["stack"] = pool.stack or stack
+    if layer.kind is Kind.IMAGE:
+        fields["columns"] = columns = draw(st.integers(1, WIDEST))
+        schedule = st.integers(1, WIDEST).map(lambda height: (height * columns,))
     if schedule is None:
         schedule = schedules() if attends and layer.causal else st.integers(1, LONGEST).map(lambda n: (n,))
     fields["schedule"] = chunks = draw(schedule)
@@ -93,7 +97,9 @@ def scenarios(
     length = sum(chunks)
     fields |= draw(memories(family, layer, fields["config"], batch))
     fields["typed"] = family.token_types is not None and layer.kind.reads_ids and draw(st.booleans())
-    shape = draw(st.sampled_from(_shapes(layer.kind, padded, packed and layer.packs and len(chunks) == 1, far)))
+    shape = draw(
+        st.sampled_from(_shapes(layer.kind, padded and layer.masks, packed and layer.packs and len(chunks) == 1, far))
+    )
     if shape == "padded" and length > 1:
         fields["side"] = draw(st.sampled_from(("left", "right", "inner")))
         fields["padding"] = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
@@ -121,7 +127,7 @@ def memories(
 def _shapes(kind: Kind, padded: bool, packed: bool, far: bool) -> tuple[str, ...]:
     """What can be special about a row: nothing where its tokens do not see each other, but for what tells positions."""
     moved = ("plain", *["offset"] * far)
-    if kind in (Kind.POINTWISE, Kind.CROSS):
+    if kind in (Kind.POINTWISE, Kind.CROSS, Kind.MIXER, Kind.IMAGE):
         return ("plain",)
     return (*moved, *["padded"] * padded, *["packed"] * packed) if kind.attends else moved
 

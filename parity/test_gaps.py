@@ -221,6 +221,17 @@ def jitter_in_place(inside: bool) -> float:
     return apart(given, x)
 
 
+def half_fourier(inside: bool) -> float:
+    """In half precision from float32; a refusal is infinitely far."""
+    x = torch.arange(12.0).view(1, 3, 4)
+    transform = pair_at("fnet", "fourier", Scenario()).reference(F64).module
+    try:
+        (result,) = transform(x.bfloat16() if inside else x)
+    except RuntimeError:
+        return math.inf
+    return apart(result, transform(x)[0])
+
+
 def fast_from_slow(padding: int, window: int | None, nested: bool) -> tuple[Tensor, Tensor]:
     """An encoder's outputs in eval on both paths, for a row of 6 tokens whose last ones are padding."""
     index = torch.arange(6)
@@ -270,6 +281,7 @@ DEMONSTRATIONS: Mapping[str, Callable[[bool], float]] = {
     "gpt2-scales": gpt2_scales,
     "gpt2-upcast": gpt2_upcast,
     "jitter-in-place": jitter_in_place,
+    "half-fourier": half_fourier,
     "encoder-nan": encoder_nan,
     "encoder-zeros": encoder_zeros,
 }

@@ -85,7 +85,7 @@ def _locate_forward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
     theirs, ours = (side.new_cache() if case.cached else None for side in (reference, candidate))
     tables = tables_of(reference, case)
     for step in case.steps:
-        x = input_of(reference, case)[:, step.start : step.stop]
+        x = case.part(input_of(reference, case), step)
         watch, collect = Watch(), Collect(candidate.parameters.values())
         with torch.enable_grad(), lifted(), watch.on(reference, theirs):
             watch.note_results(reference(case, step, x, tables, theirs))

@@ -300,7 +300,7 @@ class BertBody(Pretrained):
 class BertPooler(nn.Module):
     """tanh(Linear(first token)): a vector for the whole row."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
@@ -326,7 +326,7 @@ class BertModel(BertBody):
 class BertPredictionHeadTransform(nn.Module):
     """LayerNorm(act(Linear(x)))."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.act = activation(config.hidden_act)
@@ -342,7 +342,7 @@ class BertLMPredictionHead(nn.Module):
     Where the matrix is not shared, `decoder` has a bias too, which counts; checkpoints hold the other all the same.
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.transform = BertPredictionHeadTransform(config)
@@ -358,7 +358,7 @@ class BertLMPredictionHead(nn.Module):
 class BertOnlyMLMHead(nn.Module):
     """The head that guesses masked tokens, under the name that it has in a checkpoint."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
 

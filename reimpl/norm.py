@@ -34,6 +34,25 @@ def inverse_rms(x: Float[Tensor, "*batch size"], eps: float) -> Float[Tensor, "*
     return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+class GroupNorm(nn.Module):
+    """`LayerNorm` over all channels and positions of an image at once (Wu and He 2018, arXiv:1803.08494, eq. 1 and 6).
+
+    Of one group. Gain and bias are those of a channel.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Float[Tensor, "batch channels *place"]) -> Float[Tensor, "batch channels *place"]:
+        return F.group_norm(x, 1, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
 class LayerNorm(nn.Module):
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450, eq. 4), biased variance.
 

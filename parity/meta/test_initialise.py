@@ -48,6 +48,8 @@ def roughly(expected: float | list[float]) -> object:
         ("transformer.wpe.weight", (64, HIDDEN), "gpt2", 1),
         ("transformer.h.0.mlp.c_fc.weight", (HIDDEN, 44), "gpt2", UNIT),
         ("model.shared.weight", (61, HIDDEN), "marian", 1),
+        ("poolformer.encoder.patch_embeddings.0.projection.weight", (6, 3, 5, 5), "poolformer", 1 / math.sqrt(75)),
+        ("poolformer.encoder.block.0.0.layer_scale_1", (6,), "poolformer", 0.5),
         ("final_logits_bias", (1, 61), "marian", 0.5),
     ],
 )
@@ -94,7 +96,7 @@ def test_seeds_differ_and_repeat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("self_attn.sinks", (6,)), ("experts.gate_up_proj", (4, 88, 36)), ("conv.weight", (4, 1, 3))]
+    ("name", "shape"), [("self_attn.sinks", (6,)), ("experts.gate_up_proj", (4, 88, 36)), ("fold.weight", (4, 1, 3))]
 )
 def test_a_tensor_without_a_role_is_refused_by_name(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=name):

@@ -42,6 +42,7 @@ def test_words_come_in_any_order() -> None:
         ("m3-3", "leaves a memory of 3 tokens empty"),
         ("m3-", "'m3-' is not understood"),
         ("typ", "'typ' is not understood"),
+        ("s4 w3", "4 pixels do not fill an image that is 3 wide"),
     ],
 )
 def test_what_contradicts_itself_is_refused(line: str, message: str) -> None:
@@ -57,6 +58,8 @@ def test_what_contradicts_itself_is_refused(line: str, message: str) -> None:
         ("llama", "model", "typed", "llama knows no types of tokens"),
         ("gpt2", "model", "s5 @60", "gpt2 has 64 positions"),
         ("bert", "block", "s2,1", "tokens of block see those after them"),
+        ("fnet", "block", "s3 left1", "block cannot tell padding from tokens"),
+        ("llama", "block", "s4 w2", "block is given no images"),
     ],
 )
 def test_what_a_family_does_not_have_is_refused(model_type: str, layer: str, line: str, message: str) -> None:

@@ -114,6 +114,14 @@ def fill(plan: Plan, seed: int) -> dict[str, Tensor]:
     return plan.split(plan.flat(seed))
 
 
+ROLES: tuple[tuple[re.Pattern[str], Distribution], ...] = (
+    (re.compile(r"e_score_correction_bias$"), CORRECTION_BIAS),
+    (re.compile(r"layer_scale_\d$"), GAIN),  # poolformer
+)
+"""What the name of a parameter tells without its shape."""
+CONVOLUTION = re.compile(r"^conv|^projection$")
+
+
 def distribution(name: str, shape: Shape, model_type: str) -> Distribution:
     """The distribution of one tensor.
 
@@ -121,12 +129,15 @@ def distribution(name: str, shape: Shape, model_type: str) -> Distribution:
         ValueError: if its role is not known.
     """
     *_, module, parameter = ["", *name.split(".")]
-    if parameter == "e_score_correction_bias":
-        return CORRECTION_BIAS
+    for pattern, role in ROLES:
+        if pattern.search(parameter):
+            return role
     if parameter.endswith("bias"):
         return BIAS
     if parameter == "weight" and len(shape) == 1:
         return GAIN
+    if parameter == "weight" and CONVOLUTION.search(module):
+        return Distribution(0.0, 1 / math.sqrt(math.prod(shape[1:])))
     if not parameter.endswith("weight") or len(shape) != 2:
         raise ValueError(
             f"{name} {list(shape)}: no role is known for such a tensor of {model_type}; add it to {__name__}"
