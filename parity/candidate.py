@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.case import OF_MEMORY, Case, Step
+from parity.case import OF_MEMORY, Case, Rotary, Step, Tables
 from parity.family import Family, Kind, Layer
-from parity.reference import Tables
 from parity.scenario import AxisValue
 from reimpl.attention import IMPLEMENTATIONS
 from reimpl.cache import Cache, CrossCache, DecoderCache, GrowingCache, LatentCache, LayerCache, SlidingCache
@@ -103,7 +102,7 @@ class Candidate:
             return (x, case.memories(self.dtype, step)), {"mask": case.memory_mask(step), "cache": own}
         named: dict[str, Any] = {"mask": case.mask(step), "cache": own}
         if tables is not None:
-            named["rotary"] = (tables[0][:, span], tables[1][:, span])
+            named["rotary" if isinstance(tables, Rotary) else "alibi"] = tables.at(step)
         if case.memory is not None:
             named |= {"memory": case.memories(self.dtype, step), "memory_mask": case.memory_mask(step)}
         return (x,), named

@@ -26,6 +26,32 @@ class Step:
     stop: int
 
 
+@dataclass(frozen=True)
+class Rotary:
+    """Tables of the rotation of all tokens, each [rows, length, rotary width]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def at(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Those of a step's queries."""
+        return self.cos[:, step.start : step.stop], self.sin[:, step.start : step.stop]
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """What is added to the scores of all keys, [rows, heads, 1, length]."""
+
+    bias: Tensor
+
+    def at(self, step: Step) -> Tensor:
+        """That of the keys up to a step's last."""
+        return self.bias[..., : step.stop]
+
+
+Tables = Rotary | Alibi
+
+
 class Case:
     """Inputs, positions and masks of one scenario.
 
@@ -49,7 +75,7 @@ class Case:
     ) -> None:
         self.scenario, self.layer, self.causal = scenario, layer, layer.causal
         self.width, self.vocabulary, self.window, self.token_types = width, vocabulary, window, token_types
-        self.tables: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        self.tables: dict[torch.dtype, Tables] = {}
         self._casts: dict[tuple[str, torch.dtype], Tensor] = {}
 
     @cached_property
@@ -228,8 +254,8 @@ class Case:
     def arguments(self) -> dict[str, Tensor]:
         """The tensors that layers have been called with so far, by name; views of them share their version."""
         named = {f"{name} in {dtype}": tensor for (name, dtype), tensor in self._casts.items()}
-        for dtype, (cos, sin) in self.tables.items():
-            named |= {f"cos in {dtype}": cos, f"sin in {dtype}": sin}
+        for dtype, tables in self.tables.items():
+            named |= {f"{name} in {dtype}": table for name, table in vars(tables).items()}
         drawn = {name: vars(self).get(name) for name in (*self.DRAWN, "may_attend")}
         return named | {name: tensor for name, tensor in drawn.items() if tensor is not None}
 

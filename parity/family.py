@@ -144,6 +144,7 @@ class Family:
         config: our configuration class, read from the Hugging Face dictionary.
         layers: bottom up.
         rotary: the reference's class of rotary tables, which the layers below the model are called with.
+        alibi: the reference's function that makes what ALiBi adds to scores, which they are called with in its place.
         memory: whether layers attend to an encoder's memory at a point of the space.
         token_types: how many types of tokens a configuration tells apart, if any.
         positions: how many there are, where they are learned.
@@ -160,6 +161,7 @@ class Family:
     config: Any
     layers: tuple[Layer, ...]
     rotary: str | None = None
+    alibi: str | None = None
     memory: Callable[[Point], bool] = _no_memory
     token_types: Callable[[Any], int] | None = None
     positions: int | None = None

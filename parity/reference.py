@@ -34,12 +34,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from parity.case import OF_MEMORY, Case, Step
+from parity.case import OF_MEMORY, Alibi, Case, Rotary, Step, Tables
 from parity.family import Family, Kind, Layer
 from reimpl.weights import Rule, Same, Stacked, slots
 
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "layer_past")
-Tables = tuple[Tensor, Tensor]
 
 
 def version() -> str:
@@ -211,10 +210,15 @@ class Reference:
         return found if self._rotary is None else [*found, self._rotary]
 
     def tables(self, case: Case) -> Tables | None:
-        """Rotary tables of all positions, each [rows, length, rotary width], in this side's dtype."""
-        if self._rotary is None:
-            return None
-        return self._rotary(case.inputs(self.dtype), case.positions)
+        """Rotary tables of all positions, or what ALiBi adds to the scores of all keys, in this side's dtype."""
+        if self._rotary is not None:
+            return Rotary(*self._rotary(case.inputs(self.dtype), case.positions))
+        if self.family.alibi is not None and self.layer.kind is Kind.ATTENTION:
+            valid = torch.ones_like(case.positions) if case.valid is None else case.valid.long()
+            make = getattr(modeling(self.family.model_type), self.family.alibi)
+            bias = make(valid, self.config.num_attention_heads, self.dtype)
+            return Alibi(bias.unflatten(0, (len(valid), -1)))
+        return None
 
     def __call__(
         self, case: Case, step: Step, x: Tensor, tables: Tables | None = None, cache: Any = None
@@ -235,20 +239,23 @@ class Reference:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the reference's forward is called with in one step, under the names of the installed version."""
         kind, x = self.layer.kind, x.contiguous()  # some layers take views of their input
-        if kind in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
-            return (x,), {}
         if kind is Kind.ROTARY:
             return (x, case.positions[:, step.start : step.stop]), {}
-        offered = self._model(case, step, x) if kind.reads_ids else self._attention(case, step, tables)
-        offered |= dict.fromkeys(CACHE_NAMES, cache)
+        offered: dict[str, Any] = {"residual": torch.zeros_like(x)}  # which Bloom's parts add to their result
+        if kind not in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
+            offered |= self._model(case, step, x) if kind.reads_ids else self._attention(case, step, tables)
+            offered |= dict.fromkeys(CACHE_NAMES, cache)
         accepted = _accepted(type(self.module).forward)
         named = {name: value for name, value in offered.items() if name in accepted}
         return () if kind.reads_ids else (x,), named
 
     def router_logits(self, case: Case) -> tuple[Tensor, ...]:
-        """What the routers of a whole model give to all experts, layer by layer, [tokens, experts]."""
+        """What the routers of a whole model give to all experts, layer by layer, [tokens, experts].
+
+        The model without its head is asked: with it a loss is computed, which fails where no layer has experts.
+        """
         _, named = self.arguments(case, Step(0, 0, case.scenario.length), case.ids)
-        return self.module(**named, output_router_logits=True).router_logits or ()
+        return self.module.base_model(**named, output_router_logits=True).router_logits or ()
 
     def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]; finished rows are filled with the padding token."""
@@ -265,11 +272,11 @@ class Reference:
         )
 
     def _attention(self, case: Case, step: Step, tables: Tables | None) -> dict[str, Any]:
-        span = slice(step.start, step.stop)
         return {
-            "position_embeddings": None if tables is None else (tables[0][:, span], tables[1][:, span]),
+            "position_embeddings": tables.at(step) if isinstance(tables, Rotary) else None,
+            "alibi": tables.at(step).flatten(0, 1) if isinstance(tables, Alibi) else None,
             "attention_mask": case.added_mask(step, self.dtype),
-            "position_ids": case.positions[:, span],
+            "position_ids": case.positions[:, step.start : step.stop],
             "cache_position": torch.arange(step.start, step.stop),
         } | self._memory(case, step, added=True)
 

@@ -234,12 +234,13 @@ class MultiHead(nn.Module):
         k: Float[Tensor, "batch kv_heads k dim"],
         v: Float[Tensor, "batch kv_heads k value_dim"],
         mask: Mask,
+        bias: Bias = None,
     ) -> Float[Tensor, "batch q channels"]:
         """The context of every query, its heads joined."""
         dtype, dropout = q.dtype, self.dropout if self.training else 0.0
         if self.upcast:
             q, k, v = q.to(wide(q)), k.to(wide(k)), v.to(wide(v))
-        context = self.attend(q, k, v, mask, self.scale, dropout=dropout)
+        context = self.attend(q, k, v, mask, self.scale, bias, dropout)
         return context.to(dtype).transpose(1, 2).flatten(2)
 
 

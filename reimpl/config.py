@@ -126,6 +126,12 @@ def divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
         raise ConfigError(f"{part_name} is {part}, which does not divide {whole_name}, {whole}: correct one of them")
 
 
+def follows(value: int, source: int, name: str, source_name: str) -> None:
+    """Refuse a field that contradicts those it follows from."""
+    if value != source:
+        raise ConfigError(f"{name} is {value}, but {source_name} gives {source}: remove it, or correct one of them")
+
+
 def shared(read: Mapping[str, Any], whole: str, parts: str) -> int | None:
     """What each of the parts gets of the whole; None where they are no sizes, which is reported with the fields."""
     size, count = read.get(whole), read.get(parts)

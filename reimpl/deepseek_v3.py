@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reimpl.cache import Cache, LatentCache
-from reimpl.config import GENERIC, LARGEST_SIZE, OUTPUTS, TRAINING, Config, ConfigError, between, divides
+from reimpl.config import GENERIC, LARGEST_SIZE, OUTPUTS, TRAINING, Config, ConfigError, between, divides, follows
 from reimpl.decoder import CausalLM
 from reimpl.feedforward import GatedFeedForward
 from reimpl.latent_attention import LatentAttention
@@ -19,7 +19,7 @@ from reimpl.moe import Experts, GroupedRouter
 from reimpl.norm import RMSNorm
 from reimpl.pre_norm import PreNormConfig, PreNormLayer, PreNormModel, PreNormRotary
 from reimpl.rope import Rope, yarn_magnitude
-from reimpl.weights import Rule, Stacked
+from reimpl.weights import Rule, stacked_experts
 
 DeepseekV3RMSNorm = RMSNorm
 DeepseekV3RotaryEmbedding = PreNormRotary
@@ -87,10 +87,10 @@ class DeepseekV3Config(PreNormConfig):
         between(self.first_k_dense_replace, 0, LARGEST_SIZE, "first_k_dense_replace")
         if self.q_lora_rank is not None:
             between(self.q_lora_rank, 1, LARGEST_SIZE, "q_lora_rank")
-        _follows(self.num_key_value_heads, self.num_attention_heads, "num_key_value_heads", "num_attention_heads")
-        _follows(self.head_dim, self.qk_rope_head_dim, "head_dim", "qk_rope_head_dim")
+        follows(self.num_key_value_heads, self.num_attention_heads, "num_key_value_heads", "num_attention_heads")
+        follows(self.head_dim, self.qk_rope_head_dim, "head_dim", "qk_rope_head_dim")
         channels = self.qk_nope_head_dim + self.qk_rope_head_dim
-        _follows(self.qk_head_dim, channels, "qk_head_dim", "qk_nope_head_dim + qk_rope_head_dim")
+        follows(self.qk_head_dim, channels, "qk_head_dim", "qk_nope_head_dim + qk_rope_head_dim")
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -103,12 +103,6 @@ class DeepseekV3Config(PreNormConfig):
                 f"n_group is {self.n_group} for {self.n_routed_experts} experts: a group scores the sum of its two best"
                 " experts, so it needs two; correct one of them"
             )
-
-
-def _follows(value: int, source: int, name: str, source_name: str) -> None:
-    """Refuse a field that contradicts those it follows from."""
-    if value != source:
-        raise ConfigError(f"{name} is {value}, but {source_name} gives {source}: remove it, or correct one of them")
 
 
 class DeepseekV3MLP(GatedFeedForward):
@@ -201,9 +195,5 @@ class DeepseekV3ForCausalLM(CausalLM):
         """On disk every routed expert is by itself."""
         rules = super().weight_rules(config)
         for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
-            experts = f"model.layers.{layer}.mlp.experts"
-            parts = [f"{experts}.{expert}" for expert in range(config.n_routed_experts)]
-            gate_up = tuple((f"{part}.gate_proj.weight", f"{part}.up_proj.weight") for part in parts)
-            down = tuple(f"{part}.down_proj.weight" for part in parts)
-            rules += (Stacked(gate_up, f"{experts}.gate_up_proj"), Stacked(down, f"{experts}.down_proj"))
+            rules += stacked_experts(f"model.layers.{layer}.mlp.experts", config.n_routed_experts)
         return rules

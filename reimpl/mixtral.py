@@ -19,7 +19,7 @@ from reimpl.mistral import MistralAttention, MistralConfig
 from reimpl.moe import Experts, TopKRouter
 from reimpl.norm import RMSNorm
 from reimpl.pre_norm import PreNormModel, PreNormRotary
-from reimpl.weights import Rule, Stacked
+from reimpl.weights import Rule, stacked_experts
 
 MixtralRMSNorm = RMSNorm
 MixtralRotaryEmbedding = PreNormRotary
@@ -110,8 +110,5 @@ class MixtralForCausalLM(CausalLM):
         rules = super().weight_rules(config)
         for layer in range(config.num_hidden_layers):
             experts = f"model.layers.{layer}.block_sparse_moe.experts"
-            parts = [f"{experts}.{expert}" for expert in range(config.num_local_experts)]
-            gate_up = tuple((f"{part}.w1.weight", f"{part}.w3.weight") for part in parts)
-            down = tuple(f"{part}.w2.weight" for part in parts)
-            rules += (Stacked(gate_up, f"{experts}.gate_up_proj"), Stacked(down, f"{experts}.down_proj"))
+            rules += stacked_experts(experts, config.num_local_experts, gate="w1", up="w3", down="w2")
         return rules

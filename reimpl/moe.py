@@ -34,12 +34,13 @@ class Routing(NamedTuple):
 class TopKRouter(nn.Module):
     """p = softmax(W x); the k largest, renormalised (Mixtral, Jiang et al. 2024, arXiv:2401.04088, section 2.1).
 
-    A softmax over the k largest logits gives the same weights. Logits have the dtype of `x`, weights at least float32.
+    A softmax over the k largest logits gives the same weights. Without `renormalise` they are the probabilities among
+    all experts. Logits have the dtype of `x`, weights at least float32.
     """
 
-    def __init__(self, size: int, experts: int, chosen: int) -> None:
+    def __init__(self, size: int, experts: int, chosen: int, renormalise: bool = True) -> None:
         super().__init__()
-        self.chosen = chosen
+        self.chosen, self.renormalise = chosen, renormalise
         self.weight = nn.Parameter(torch.empty(experts, size))
         nn.init.normal_(self.weight, std=size**-0.5)
 
@@ -52,7 +53,7 @@ class TopKRouter(nn.Module):
         return logits.softmax(-1, dtype=wide(logits))
 
     def weigh(self, likeliest: Float[Tensor, "tokens chosen"]) -> Float[Tensor, "tokens chosen"]:
-        return likeliest / likeliest.sum(-1, keepdim=True)
+        return likeliest / likeliest.sum(-1, keepdim=True) if self.renormalise else likeliest
 
 
 class GroupedRouter(nn.Module):

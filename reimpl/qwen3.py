@@ -12,7 +12,7 @@ from reimpl.config import Config
 from reimpl.decoder import CausalLM
 from reimpl.feedforward import GatedFeedForward
 from reimpl.norm import RMSNorm
-from reimpl.pre_norm import LayeredWindowConfig, PreNormLayer, PreNormModel, PreNormRotary
+from reimpl.pre_norm import LayeredWindowConfig, PreNormConfig, PreNormLayer, PreNormModel, PreNormRotary
 
 Qwen3RMSNorm = RMSNorm
 Qwen3RotaryEmbedding = PreNormRotary
@@ -42,20 +42,20 @@ class Qwen3MLP(GatedFeedForward):
         super().__init__(config.hidden_size, config.intermediate_size, config.hidden_act)
 
 
-class Qwen3Attention(Attention):
+class NormedAttention(Attention):
     """Grouped-query attention whose queries and keys are normed in each head, before they are rotated (section 2)."""
 
-    def __init__(self, config: Qwen3Config, layer_idx: int = 0) -> None:
+    def __init__(self, config: PreNormConfig, bias: bool) -> None:
         super().__init__(
             config.hidden_size,
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
-            bias=config.attention_bias,
+            bias=bias,
             dropout=config.attention_dropout,
         )
-        self.q_norm = Qwen3RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = Qwen3RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def project(
         self, x: Float[Tensor, "batch seq size"]
@@ -66,6 +66,13 @@ class Qwen3Attention(Attention):
     ]:
         q, k, v = super().project(x)
         return self.q_norm(q), self.k_norm(k), v
+
+
+class Qwen3Attention(NormedAttention):
+    """Attention with normed queries and keys. All layers are alike but for their windows."""
+
+    def __init__(self, config: Qwen3Config, layer_idx: int = 0) -> None:
+        super().__init__(config, config.attention_bias)
 
 
 class Qwen3DecoderLayer(PreNormLayer):

@@ -166,6 +166,16 @@ class Derived:
         return {}
 
 
+def stacked_experts(
+    at: str, count: int, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> tuple[Rule, Rule]:
+    """Experts that are each by themselves on disk, stacked in the module: the rows of the gate above those of up."""
+    parts = [f"{at}.{expert}" for expert in range(count)]
+    gate_up = tuple((f"{part}.{gate}.weight", f"{part}.{up}.weight") for part in parts)
+    downs = tuple(f"{part}.{down}.weight" for part in parts)
+    return Stacked(gate_up, f"{at}.gate_up_proj"), Stacked(downs, f"{at}.down_proj")
+
+
 def take(tensors: Tensors, name: str) -> Tensor:
     if name not in tensors:
         raise WeightError(

@@ -41,6 +41,8 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
     if loss is None:
         return judgements
     logits, chosen = run_truth(pair, case, router_logits).values, pair.reference_config.num_experts_per_tok
+    if not logits:  # no layer of the configuration has experts
+        return judgements
     for valid in (None,) if case.valid is None else (None, case.valid):
         with lifted():
             truth = _loss(loss, logits, chosen, valid)

@@ -26,6 +26,7 @@ QUERY_OR_KEY = {
     *("query", "key"),  # bert
     *("q_b_proj", "kv_a_proj_with_mqa"),  # deepseek: the latter's other part is normalised, so no scale shows
     "q_attn",  # gpt2's cross-attention
+    "query_key_value",  # bloom: packed head by head, so that values are as large
 }
 PACKED: dict[str, tuple[str, ...]] = {"c_attn": ("q", "k", "v"), "in_proj_weight": ("q", "k", "v")}
 PACKED_CROSS = ("k", "v")  # gpt2's cross-attention keeps its query apart

@@ -42,11 +42,14 @@ OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-3),
     # Half of what passes, so that dropout which is active in evaluation shows.
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.5),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_dropout"), 0.5),
     "activation_function": "gelu",
+    "apply_residual_connection_post_layernorm": True,
     "scale_attn_by_inverse_layer_idx": True,
     "reorder_and_upcast_attn": True,
     "sliding_window": 5,
+    "use_sliding_window": True,
+    "mlp_only_layers": [0],
     "num_experts_per_tok": 3,
     "router_jitter_noise": 0.1,
     "topk_group": 2,
@@ -102,4 +105,8 @@ def config(model_type: str, **changes: Any) -> Config:
     if "kv_lora_rank" in known:
         lopsided |= {"num_key_value_heads": SIZES["num_attention_heads"], "rope_parameters": YARN}
         del lopsided["head_dim"]  # another name of the part that turns
+    if "mlp_only_layers" in known:
+        del lopsided["num_local_experts"]  # transformers has renamed it, and reads the old name, which checkpoints have
+        lopsided |= {"num_experts": SIZES["num_local_experts"], "head_dim": SIZES["head_dim"], "norm_topk_prob": True}
+        lopsided["moe_intermediate_size"] = 16  # there are 24 rows of keys
     return {"model_type": model_type, **lopsided, **changes}
