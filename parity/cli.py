@@ -60,6 +60,54 @@ def run(
 
 
 @app.command()
+def check(
+    candidate: Annotated[str, typer.Argument(help="your layer: path/file.py:Name or package.module:Name")],
+    against: Annotated[str, typer.Option(help="the reference: model_type:Class, a model type, or a checkpoint")],
+    adapter: Annotated[str | None, typer.Option(help="file.py:name of a call(module, recorded) or a class")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="rules from the reference's tensors to yours: TOML, Python")
+    ] = None,
+    prop: Annotated[list[str] | None, typer.Option("--property", help="forward or gradients (repeat)")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float64, float32, bfloat16 or float16 (repeat)")] = None,
+    examples: Annotated[int, typer.Option(min=1, help="configurations that are drawn")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same")] = 0,
+    point: Annotated[int | None, typer.Option(min=0, help="only the configuration of this number")] = None,
+    scenario: Annotated[str | None, typer.Option(help="only this scenario, such as decode")] = None,
+    layer_idx: Annotated[int | None, typer.Option(min=0, help="which layer of the model; else the first")] = None,
+    shared: Annotated[list[str] | None, typer.Option(help="a function of the reference that yours may call")] = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="seconds that one call of yours may take")] = 60.0,
+    memory_limit: Annotated[float, typer.Option(min=0.1, help="GiB that it may take")] = 4.0,
+    json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+    write_weights: Annotated[Path | None, typer.Option(help="write the rules of the weights here as TOML")] = None,
+) -> None:
+    """Hold your own layer against any class in transformers."""
+    from parity.check import command
+    from parity.check.sandbox import Limits
+    from parity.check.session import PROPERTIES, Options
+    from parity.scenario import DTYPES
+
+    for name in prop or ():
+        if name not in PROPERTIES:
+            raise typer.BadParameter(f"unknown property {name!r}; known are {', '.join(PROPERTIES)}")
+    options = Options(
+        candidate,
+        against,
+        adapter,
+        weights,
+        tuple(prop or PROPERTIES),
+        _dtypes(dtype) or tuple(DTYPES),
+        examples,
+        seed,
+        point,
+        scenario,
+        layer_idx,
+        tuple(shared or ()),
+        Limits(time_limit, int(memory_limit * 2**30)),
+    )
+    raise typer.Exit(command.command(options, command.Files(json, write_weights), console()))
+
+
+@app.command()
 def soak(
     model: Model = None,
     layer: Annotated[list[str] | None, typer.Option(help="only this layer (repeat for several)")] = None,
@@ -110,6 +158,15 @@ def console() -> Console:
         if sys.stdout is not None and sys.stdout.isatty()
         else Console(width=200, soft_wrap=True)
     )
+
+
+def _dtypes(names: list[str] | None) -> tuple[str, ...]:
+    from parity.scenario import DTYPE_NAMES, ScenarioError
+
+    for name in names or ():
+        if name not in DTYPE_NAMES:
+            raise ScenarioError(f"unknown dtype {name!r}; known are {', '.join(n for n in DTYPE_NAMES if len(n) > 4)}")
+    return tuple(dict.fromkeys(DTYPE_NAMES[name] for name in names or ()))
 
 
 def _select(

@@ -7,8 +7,12 @@ from reimpl.checkpoint import CheckpointError
 from reimpl.config import ConfigError
 
 
+class InputError(ValueError):
+    """Something of the user's that cannot be found, read or built."""
+
+
 class ReportError(OSError):
     """A report that cannot be written."""
 
 
-BAD_INPUT = (FamilyError, ScenarioError, CheckpointError, ConfigError, ProfileError, ReportError)
+BAD_INPUT = (InputError, FamilyError, ScenarioError, CheckpointError, ConfigError, ProfileError, ReportError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -150,18 +150,21 @@ def gradients(
     dtypes: Mapping[tree.Path, torch.dtype] | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     caller: Caller | None = None,
+    without: Collection[str] = (),
 ) -> Record:
     """Gradients of every floating-point argument and parameter; a missing one counts as zero.
 
     Args:
         parameters: what is differentiated by, by name; the module's own unless given.
         caller: what is called, where that is not the module itself.
+        without: results that are not differentiated, as the reference has them in some of its ways only.
     """
     parameters = dict(module.named_parameters()) if parameters is None else parameters
     with lifted() if dtype is torch.float64 else nullcontext(), torch.enable_grad():
         leaves: dict[str, Tensor] = {}
         given = tree.converted(arguments(call, dtype, dtypes), lambda path, tensor: _leaf(path, tensor, leaves))
         results = differentiable((caller or module)(*given[0], **given[1]))
+        results = {name: value for name, value in results.items() if name not in without}
         wanted = leaves | dict(parameters)
         values: tuple[Tensor, ...] = ()
         if results:

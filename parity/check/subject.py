@@ -220,9 +220,9 @@ class Built:
 
     def measured(self, module: nn.Module, call: Call, dtype: torch.dtype, measure: str = "forward") -> Record:
         """One side's record of a call: `forward`, or `gradients`."""
-        return self.comparable(
-            call, (replay.forward if measure == "forward" else replay.gradients)(module, call, dtype)
-        )
+        if measure == "forward":
+            return self.comparable(call, replay.forward(module, call, dtype))
+        return replay.gradients(module, call, dtype, without=self._optional(call))
 
     def comparable(self, call: Call, record: Record) -> Record:
         """A record without what the reference itself returns in one of its ways only, such as attention's weights."""

@@ -1,0 +1,294 @@
+"""One check from beginning to end: find both sides, build them, carry the weights over, judge every scenario."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity.check import candidate, guard, infer, replay, tree, weights
+from parity.check.adapter import Adapter, Constructed
+from parity.check.explain import explained
+from parity.check.guest import Guest, Hangs
+from parity.check.record import Call
+from parity.check.resolve import resolve
+from parity.check.result import Result, Row, Where, plain_row, versions
+from parity.check.sandbox import Limits, Send
+from parity.check.subject import Built, Subject, SubjectError
+from parity.check.verdict import judge_forward, judge_gradients, judge_operations
+from parity.compare import Unequal
+from parity.scenario import DTYPES
+from reimpl.weights import Rule, WeightError
+
+PROPERTIES = {"forward": "computes what the reference computes", "gradients": "has the reference's gradients"}
+ONE_PASS = ("prefill", "padded", "single")  # scenarios of which gradients are taken, in their first step
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a check is asked to do. `candidate`, `adapter` and `weights` are places, or what stands there itself."""
+
+    candidate: Any
+    against: str
+    adapter: Any = None
+    weights: Any = None
+    properties: Sequence[str] = tuple(PROPERTIES)
+    dtypes: Sequence[str] = tuple(DTYPES)
+    configurations: int = 4
+    seed: int = 0
+    point: int | None = None
+    scenario: str | None = None
+    layer_idx: int | None = None
+    shared: Sequence[str] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def name(self) -> str:
+        """The candidate as it is called in reports."""
+        return self.candidate if isinstance(self.candidate, str) else getattr(self.candidate, "__name__", "candidate")
+
+
+class Session:
+    """A check while it lasts.
+
+    Raises:
+        CandidateError, SubjectError, WeightError: if either side cannot be found or built, or weights do not fit.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.subject: Subject = resolve(options.against)
+        given, adapter = options.candidate, options.adapter
+        self.target = candidate.load(given) if isinstance(given, str) else given
+        adapter = candidate.load(adapter, "adapter") if isinstance(adapter, str) else adapter
+        self.adapter: Adapter = candidate.adapter_of(self.target, adapter)
+        self.tables = self._rules(options.weights)
+        self.notes: dict[str, None] = {}
+
+    def _rules(self, given: Any) -> Any:
+        if isinstance(given, str):
+            return weights.load_rules(given, lambda place: candidate.load(place, "rules"))
+        return given if given is not None else self.adapter.rules or None
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """The reference at every point asked for, the plain one first, with the candidate built beside it."""
+        points = self.subject.points(self.options.configurations, self.options.seed)
+        numbers = range(len(points)) if self.options.point is None else [self.options.point]
+        if self.options.point is not None and self.options.point >= len(points):
+            raise SubjectError(f"{self.subject}: there is no point {self.options.point}; the last is {len(points) - 1}")
+        found = []
+        for number in numbers:
+            try:
+                found.append(Site(self, number, self.subject.build(points[number], self.options.seed)))
+            except (candidate.CandidateError, WeightError) as error:
+                if number == 0:
+                    raise
+                raise type(error)(f"under the configuration with {points[number]}: {error}") from error
+        return found
+
+
+class Site:
+    """Both sides at one point of the configuration space."""
+
+    def __init__(self, session: Session, number: int, built: Built) -> None:
+        self.session, self.number, self.built = session, number, built
+        if session.options.layer_idx is not None:
+            built.path = at_layer(built, session.options.layer_idx)
+        self._guests: dict[torch.dtype, Guest] = {}
+        self.calls = guard.Calls()
+        constructed = Constructed(*built.constructor, built.config, built.layer_idx)
+        self.module = candidate.build(session.adapter, session.target, constructed).eval()
+        self.state = built.state
+        self.guesses: list[infer.Guess] = []
+        self.rules = self._rules()
+        weights.fill(self.module, self.state, self.rules)
+
+    def _rules(self) -> list[Rule]:
+        """By the rules given; else by equal names, in memory or on disk; else by inference."""
+        ours, tables = weights.shapes_of(weights.wanted(self.module)), self.session.tables
+        theirs = weights.shapes_of(self.state)
+        buffers = {name: tuple(b.shape) for name, b in self.module.named_buffers() if name in theirs}
+        if tables is not None:
+            if callable(tables):
+                return list(tables(self.built.config, self.state))
+            return weights.expand(tables, theirs, ours) if isinstance(tables, dict) else list(tables)
+        reason = None
+        for state in (self.state, self.built.disk):
+            try:
+                guesses = infer.infer(weights.shapes_of(state), ours | buffers)
+            except WeightError as error:
+                reason = reason or error
+                continue
+            self.state, self.guesses = state, guesses
+            return [guess.rule for guess in guesses]
+        raise reason or WeightError("the reference has no weights")
+
+    def guest(self, name: str) -> Guest:
+        """The candidate in a dtype: parameters in that of the reference's of the same name, buffers as they are."""
+        dtype = DTYPES[name]
+        if dtype not in self._guests:
+            module = copy.deepcopy(self.module)
+            kept = {key: value.dtype for key, value in self.built.module(dtype).named_parameters()}
+            for key, parameter in module.named_parameters():
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(kept.get(key, dtype))
+            weights.fill(module, self.state, self.rules)
+            options = self.session.options
+            self._guests[dtype] = Guest(
+                self.session.adapter,
+                module,
+                self.rules,
+                self.built.config,
+                self.built.layer_idx,
+                dtype,
+                options.limits.seconds,
+                notes=self.session.notes,
+                calls=self.calls,
+            )
+        return self._guests[dtype]
+
+    @cached_property
+    def scenarios(self) -> dict[str, str | None]:
+        """Those that the reference goes through, and the reasons of the others."""
+        only, there = self.session.options.scenario, self.built.scenarios()
+        if only is not None and only not in there:
+            raise SubjectError(f"no scenario {only!r}; there are {', '.join(there)}")
+        return {name: reason for name, reason in there.items() if only in (None, name)}
+
+
+def at_layer(built: Built, index: int) -> str:
+    """The path of the same class in another layer of the model."""
+    path = re.sub(r"(?<=\.)\d+(?=\.|$)", str(index), built.path, count=1)
+    there = [name for name, part in built.model.named_modules() if type(part).__name__ == built.subject.name]
+    if path not in there:
+        raise SubjectError(f"{built.subject}: layer {index} of the tiny model has none; it is at {', '.join(there)}")
+    return path
+
+
+def check(options: Options, send: Send = lambda kind, value: None) -> Result:
+    """Hold a candidate against its reference.
+
+    Args:
+        send: told "at", what is being done, and "of", how many steps there are.
+
+    Raises:
+        CandidateError, SubjectError, WeightError: see `Session`.
+    """
+    torch.set_num_threads(1)
+    send("at", "building both sides")
+    session = Session(options)
+    sites = session.sites
+    rows = [Row(prop, name) for prop in options.properties for name in options.dtypes]
+    send("of", sum(len(site.scenarios) for site in sites))
+    try:
+        for site in sites:
+            for scenario, reason in site.scenarios.items():
+                send("at", f"{scenario} under configuration {site.number} ({site.built.point})")
+                if reason is None:
+                    _run_scenario(site, scenario, rows)
+                else:
+                    session.notes[f"{scenario} is left out: {reason}"] = None
+    except Hangs:
+        session.notes["nothing else was run, as the candidate hangs"] = None
+    refused = _refused(session, sites, rows)
+    send("at", "looking for where the two sides part")
+    return Result(
+        candidate=options.name,
+        reference=str(session.subject),
+        versions=versions(options.candidate),
+        configurations=[str(site.built.point) for site in sites],
+        weights=[weights.describe(rule) for rule in sites[0].rules],
+        unsure=[weights.describe(guess.rule) for guess in sites[0].guesses if not guess.sure],
+        notes=[*session.notes, *_left_out(session.adapter)],
+        rows=[plain_row(row, PROPERTIES[row.prop]) for row in rows],
+        mismatches=explained(sites, rows),
+        refused=refused,
+        rules=weights.as_toml(sites[0].rules),
+    )
+
+
+def _left_out(adapter: Adapter) -> list[str]:
+    names = sorted(getattr(adapter, "left_out", ()))
+    return [f"its forward does not take {', '.join(names)}, which the reference was given"] if names else []
+
+
+def _run_scenario(site: Site, scenario: str, rows: Sequence[Row]) -> None:
+    calls = site.built.calls(scenario)
+    if not calls:
+        site.session.notes[f"{scenario} is left out: the reference's module is not called in it"] = None
+    for row in rows:
+        start = time.perf_counter()
+        for index, call in enumerate(calls):
+            where = Where(site.number, str(site.built.point), scenario, index)
+            if row.prop == "gradients" and (scenario not in ONE_PASS or call.step or call.cached):
+                continue
+            _judge(site, row, call, where)
+        row.seconds += time.perf_counter() - start
+
+
+def _judge(site: Site, row: Row, call: Call, where: Where) -> None:
+    guest = site.guest(row.dtype)
+    try:
+        if row.prop == "gradients":
+            judgements = judge_gradients(site.built, guest, call, row.dtype)
+        else:
+            judgements = judge_forward(site.built, guest, call, row.dtype)
+            if row.dtype != "f64" and (site.number, row.dtype) not in row.audited:
+                row.audited.add((site.number, row.dtype))
+                judgements += judge_operations(site.built, guest, call, row.dtype)
+    except Unequal as error:
+        row.add(where, str(error))
+        if isinstance(error, Hangs):
+            raise
+    else:
+        row.add(where, judgements)
+
+
+def _refused(session: Session, sites: Sequence[Site], rows: Sequence[Row]) -> str | None:
+    """Why what holds proves nothing, if so."""
+    called = dict.fromkeys(name for site in sites for name in site.calls.names)
+    if called:
+        if reason := guard.refused_calls(called, session.options.shared):
+            return reason
+        session.notes[f"shares {', '.join(called)} with the reference, as declared: taken as right"] = None
+    if any(row.failures for row in rows):
+        return None
+    return next(filter(None, map(_proves_nothing, sites)), None)
+
+
+def _proves_nothing(site: Site) -> str | None:
+    """What the first call of a site shows: results that are arguments, and weights that are never read."""
+    name = site.session.options.dtypes[0]
+    guest, scenario = site.guest(name), next((s for s, reason in site.scenarios.items() if reason is None), None)
+    if scenario is None or not (calls := site.built.calls(scenario)):
+        return "no scenario was run, so that nothing is proven"
+    call = calls[0]
+    truth = site.built.truth(call)
+    arguments = tree.tensors(call.given).values()
+    if guard.returns_input([value for value in truth.values if value.numel() > 1], [a.double() for a in arguments]):
+        return "the reference itself returns its input here, so that nothing is proven"
+
+    def run() -> list[Tensor]:
+        replayed = guest.replay(call, truth)
+        return [*replayed.output.values(), *replayed.cache.values()]
+
+    unread = guard.unread(guest.module, run, list(guest.parameters)[: guard.MOST_READ])
+    theirs = site.built.module(DTYPES[name])
+
+    def reference_run() -> list[Tensor]:
+        return list(replay.forward(theirs, call, DTYPES[name]).values)
+
+    if (
+        unread
+        and len(guard.unread(theirs, reference_run, [n for n, _ in theirs.named_parameters()][: guard.MOST_READ])) == 0
+    ):
+        return f"it never reads its {', '.join(unread[:3])}, on which the reference depends"
+    return None

@@ -1,0 +1,167 @@
+"""A Llama attention as a stranger writes it, and others that are wrong, or that misbehave, each in one way."""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+class Right(nn.Module):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.layer_idx, self.dim = layer_idx, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, self.heads * self.dim, bias=bias)
+        self.k_proj = nn.Linear(width, self.kv_heads * self.dim, bias=bias)
+        self.v_proj = nn.Linear(width, self.kv_heads * self.dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.dim, width, bias=bias)
+
+    def rotated(self, q, k, tables):
+        cos, sin = (table[:, None] for table in tables)
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    def weights(self, scores):
+        return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+    def repeated(self, x):
+        return x.repeat_interleave(self.heads // self.kv_heads, 1)
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
+        shape = (*hidden_states.shape[:2], -1, self.dim)
+        projected = (each(hidden_states) for each in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (each.view(shape).transpose(1, 2) for each in projected)
+        q, k = self.rotated(q, k, position_embeddings)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        scores = q @ self.repeated(k).mT * self.dim**-0.5
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        context = self.weights(scores) @ self.repeated(v)
+        return self.o_proj(context.transpose(1, 2).flatten(2)), None
+
+
+class Tiled(Right):
+    """Key/value heads in the wrong order."""
+
+    def repeated(self, x):
+        return x.repeat(1, self.heads // self.kv_heads, 1, 1)
+
+
+class Coarse(Right):
+    """A softmax in the dtype of its input."""
+
+    def weights(self, scores):
+        return scores.softmax(-1)
+
+
+class Writes(Right):
+    """Leaves something behind in its input."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        output = super().forward(hidden_states, *args, **kwargs)
+        hidden_states.data.mul_(2)
+        return output
+
+
+class NotANumber(Right):
+    def weights(self, scores):
+        return scores * torch.nan
+
+
+class Calls(nn.Module):
+    """The reference in disguise."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.inner = LlamaAttention(config, layer_idx)
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+class Borrows(Right):
+    """Right, with one function of the reference's."""
+
+    def rotated(self, q, k, tables):
+        return apply_rotary_pos_emb(q, k, *tables)
+
+
+class Returns(Right):
+    """Its input."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return hidden_states, None
+
+
+class Nonsense(Right):
+    def forward(self, *args, **kwargs):
+        return "nonsense"
+
+
+class Raises(Right):
+    def forward(self, *args, **kwargs):
+        raise ArithmeticError("no such rope")
+
+
+class Hangs(Right):
+    def forward(self, *args, **kwargs):
+        while True:
+            pass
+
+
+class Greedy(Right):
+    """Wants more memory than there is."""
+
+    def forward(self, *args, **kwargs):
+        return torch.zeros(2**42)
+
+
+class Leaves(Right):
+    """Ends the process."""
+
+    def forward(self, *args, **kwargs):
+        os._exit(0)
+
+
+class Exits(Right):
+    def forward(self, *args, **kwargs):
+        sys.exit(0)
+
+
+class OnMeta(Right):
+    def __init__(self, config, layer_idx):
+        with torch.device("meta"):
+            super().__init__(config, layer_idx)
+
+
+class Unbuildable(Right):
+    def __init__(self, config, layer_idx):
+        raise ArithmeticError("no such size")
+
+
+class OwnSignature(nn.Module):
+    """Fused projections under other names, its own cache, and a signature of its own."""
+
+    def __init__(self, width, heads, kv_heads, dim, bias):
+        super().__init__()
+        self.sizes, self.dim = (heads * dim, kv_heads * dim, kv_heads * dim), dim
+        self.wqkv = nn.Linear(width, sum(self.sizes), bias=bias)
+        self.out = nn.Linear(heads * dim, width, bias=bias)
+
+    def forward(self, x, cos, sin, mask, past):
+        q, k, v = (
+            each.unflatten(-1, (-1, self.dim)).transpose(1, 2) for each in self.wqkv(x).split(self.sizes, dim=-1)
+        )
+        q, k = rotate(q, cos[:, None], sin[:, None]), rotate(k, cos[:, None], sin[:, None])
+        if past is not None:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(past, (k, v), strict=True))
+        context = nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        return self.out(context.transpose(1, 2).flatten(2)), (k, v)

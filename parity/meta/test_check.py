@@ -1,0 +1,134 @@
+"""`parity check` says of a stranger's layer what is true of it, whatever the layer does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from parity.check import command
+from parity.check.candidate import CandidateError
+from parity.check.result import Result
+from parity.check.sandbox import Limits
+from parity.check.session import Options, check
+from parity.errors import InputError
+
+HERE = Path(__file__).parent
+LLAMA = "llama:LlamaAttention"
+LIMITS = Limits(seconds=2, memory=2**31)
+
+
+def options(name: str, **settings: Any) -> Options:
+    given = Options(f"{HERE / 'stranger.py'}:{name}", LLAMA, configurations=1, dtypes=("f64", "bf16"), limits=LIMITS)
+    return replace(given, **settings)
+
+
+def said(result: Result) -> str:
+    return " ".join(text for mismatch in result.mismatches for _, text in mismatch["lines"])
+
+
+def test_a_right_layer_holds_in_all_dtypes_and_configurations():
+    result = check(options("Right", configurations=2, dtypes=("f64", "f32", "bf16", "f16")))
+    assert result.holds, result
+    assert {row["result"] for row in result.rows} == {"holds"}
+    assert len(result.configurations) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Tiled", "times the allowance"),
+        ("Coarse", "softmax is computed in a coarser dtype"),
+        ("Writes", "writes to hidden_states"),
+        ("NotANumber", "is not finite"),
+        ("Nonsense", "returns a str"),
+        ("Raises", "ArithmeticError: no such rope"),
+        ("Greedy", "can't allocate memory"),
+        ("Exits", "SystemExit"),
+        ("Hangs", "does not return within"),
+        ("Returns", "returns its input"),
+    ],
+)
+def test_a_wrong_layer_is_told_what_is_wrong(name, words):
+    result = check(options(name, scenario="prefill"))
+    assert not result.holds
+    assert words in said(result)
+
+
+def test_a_layer_that_ends_the_process_ends_in_a_verdict():
+    result = command.checked(options("Leaves"))
+    assert not result.holds
+    assert "ends the process itself" in said(result)
+
+
+@pytest.mark.parametrize(("name", "why"), [("Calls", "LlamaAttention.forward"), ("Borrows", "--shared apply_rotary")])
+def test_a_layer_that_runs_the_reference_proves_nothing(name, why):
+    result = check(options(name, scenario="prefill", dtypes=("f64",)))
+    assert why in (result.refused or "")
+    assert not result.holds
+
+
+def test_what_is_declared_as_shared_is_said():
+    result = check(
+        options("Borrows", scenario="prefill", dtypes=("f64",), shared=("apply_rotary_pos_emb", "rotate_half"))
+    )
+    assert result.holds
+    assert any("taken as right" in note for note in result.notes)
+
+
+def test_a_layer_with_its_own_signature_names_and_cache_holds():
+    given = options("OwnSignature", adapter=f"{HERE / 'stranger_adapter.py'}:Adapt", dtypes=("f64",))
+    result = check(given)
+    assert result.holds, said(result)
+    assert result.weights == [
+        "o_proj.weight -> out.weight",
+        "q_proj.weight, k_proj.weight, v_proj.weight -> wqkv.weight: joined along axis 0",
+    ]
+
+
+def test_inferred_rules_can_be_written_and_read_back(tmp_path):
+    rules = tmp_path / "rules.toml"
+    given = options(
+        "OwnSignature", adapter=f"{HERE / 'stranger_adapter.py'}:Adapt", dtypes=("f64",), scenario="prefill"
+    )
+    rules.write_text(check(given).rules)
+    again = check(
+        options("OwnSignature", adapter=given.adapter, weights=str(rules), dtypes=("f64",), scenario="prefill")
+    )
+    assert again.holds
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nofile.py:X", "no such file"),
+        ("no.module:X", "no such module"),
+        (f"{HERE / 'stranger.py'}:Rihgt", "did you mean 'Right'"),
+        (f"{HERE / 'stranger.py'}:OnMeta", "meta device"),
+        (f"{HERE / 'stranger.py'}:Unbuildable", "ArithmeticError: no such size (parity/meta/stranger.py, line"),
+        (f"{HERE / 'stranger.py'}:OwnSignature", "class AdaptOwnSignature(parity.Adapter)"),
+        (f"{HERE / 'stranger.py'}:LLAMA", "has no 'LLAMA'"),
+        (f"{HERE / 'stranger.py'}", "say which of"),
+    ],
+)
+def test_what_cannot_be_found_or_built_is_said(place, words):
+    with pytest.raises(CandidateError, match="candidate") as raised:
+        check(Options(place, LLAMA, configurations=1, dtypes=("f64",)))
+    assert words in str(raised.value)
+
+
+def test_an_unknown_reference_is_bad_input():
+    with pytest.raises(InputError, match="LlamaAttention"):
+        command.checked(Options(f"{HERE / 'stranger.py'}:Right", "llama:LlamaAtention"))
+
+
+def test_the_report_is_json_with_bars(tmp_path):
+    file = tmp_path / "report.json"
+    given = options("Tiled", scenario="prefill", dtypes=("f64",))
+    assert command.command(given, command.Files(json=file), Console(quiet=True)) == 1
+    report = json.loads(file.read_text())
+    assert not report["holds"]
+    assert any(not bar["holds"] for bar in report["bars"])
+    assert all(bar.keys() == {"name", "value", "unit", "bar", "holds"} for bar in report["bars"])
