@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from parity import family as families
+from parity import reference
 from parity.family import Family
 from reimpl.attention import Attention, MultiHead
 from reimpl.decoder import CausalLM, Decoder
 from reimpl.feedforward import GatedFeedForward
 from reimpl.latent_attention import LatentAttention
+from reimpl.qwen3 import Qwen3Attention
 
 
 def those(has: type | str) -> tuple[str, ...]:
@@ -21,19 +23,32 @@ def _has(family: Family, has: type | str) -> bool:
     return any(isinstance(layer.candidate, type) and issubclass(layer.candidate, has) for layer in family.layers)
 
 
-GROUPED = tuple(name for name in those(Attention) if "rope" in {axis.name for axis in families.load(name).axes})
-"""Grouped heads, rotated by tables: Llama and its descendants."""
-LATENT = those(LatentAttention)
+def _both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in one if name in other)
+
+
 ROTARY = those("rotary")
+GROUPED = _both(those(Attention), ROTARY)
+"""Grouped heads, rotated: Llama and its descendants."""
+LATENT = those(LatentAttention)
+NORMED_HEADS = those(Qwen3Attention)
+HEADS = those(MultiHead)
 RMS = those("norm")
 GATED = those(GatedFeedForward)
 DECODERS = those(Decoder)
 LANGUAGE_MODELS = those(CausalLM)
-HEADS = those(MultiHead)
-WINDOWED = those("window")
+WINDOWED = _both(those("window"), DECODERS)
+LAYERED_WINDOWS = those("first_window")
+SOFTMAX_ROUTED = tuple(name for name in those("moe") if name not in LATENT)
+BALANCED = tuple(name for name in SOFTMAX_ROUTED if reference.balance_loss(name) is not None)
+GPT2, BERT, LLAMA = ("gpt2",), ("bert",), ("llama",)
 
 ATTENDING = ("attention", "block", "decoder_block", "model", "decoder_model")
 BLOCKS = ("block", "decoder_block", "model", "decoder_model")
-MODELS = ("model", "decoder_model", "logits")
+MODELS = ("model", "logits")
+BERT_DECODER = ("decoder_model",)
+CROSSING = ("cross_attention", "block", "decoder_block", "model", "decoder_model")
 TABLES = ("rotary", "model")
 NORMS = ("norm", "block", "model")
+FEED_FORWARD = ("mlp", *BLOCKS)
+EXPERTS = ("moe", "block", "model")

@@ -15,6 +15,10 @@ def count_in_bfloat16(forward: Function) -> Function:
     return lambda self, x, positions: forward(self, x, positions.bfloat16().long())
 
 
+def tables_in_bfloat16(forward: Function) -> Function:
+    return lambda self, x, positions: tuple(table.bfloat16().to(x.dtype) for table in forward(self, x, positions))
+
+
 MISTAKES = (
     Mistake(
         "counts positions in bfloat16",
@@ -23,6 +27,21 @@ MISTAKES = (
         ("cos",),
         "positions beyond 256, which bfloat16 cannot count",
         source="EleutherAI/gpt-neox#1003",
+    ),
+    Mistake(
+        "rounds the frequencies to bfloat16",
+        wrapped(rope, "_tables", lambda tables: lambda given: tables(given).bfloat16().float()),
+        (Place(ROTARY, TABLES, "b1 s4", "b1 s1"),),
+        ("cos",),
+        "a position after the first",
+        source="EleutherAI/gpt-neox#1003",
+    ),
+    Mistake(
+        "keeps the tables in bfloat16",
+        wrapped(RotaryEmbedding, "forward", tables_in_bfloat16),
+        (Place(ROTARY, TABLES, "b1 s4", "b1 s1"),),
+        ("cos",),
+        "a position after the first, and a model in more than bfloat16",
     ),
     Mistake(
         "computes angles in the model's dtype",

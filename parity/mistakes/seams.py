@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from parity.candidate import Candidate
 from parity.pair import Pair, renew_pairs
 from reimpl import attention, bert, decoder, gpt2, latent_attention, moe, norm, rope
-from reimpl.attention import MultiHead
+from reimpl.attention import Attention, MultiHead
 from reimpl.bert import BertBody
 from reimpl.config import Config
 from reimpl.decoder import Decoder
 from reimpl.gpt2 import GPT2Model
 from reimpl.latent_attention import LatentAttention
 from reimpl.mask import CAUSAL, causal
+from reimpl.rope import rotate
 
 Function = Callable[..., Any]
 Exchange = Callable[[], AbstractContextManager[Any]]
@@ -103,6 +104,18 @@ def narrow(*modules: Any) -> Exchange:
 def rotating(wrap: Callable[[Function], Function]) -> Exchange:
     """Every attention turns queries and keys otherwise."""
     return wrapped_each(ROTATING, "rotate", wrap)
+
+
+def turning(q: Function = rotate, k: Function = rotate) -> Exchange:
+    """Every attention turns its queries or keys otherwise, by functions like `rotate`."""
+
+    def of_heads(self: Any, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return q(queries, cos, sin), k(keys, cos, sin)
+
+    def of_latents(self: Any, queries: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return q(self.paired(queries), cos, sin), k(self.paired(key[:, None]), cos, sin)[:, 0]
+
+    return several(exchanged(Attention, "turn", of_heads), exchanged(LatentAttention, "turn", of_latents))
 
 
 def configured(change: Callable[[Fields], Fields]) -> Exchange:

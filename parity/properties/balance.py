@@ -23,7 +23,7 @@ from parity.pair import Pair, Side, evaluate, run_truth
 from parity.property import Property
 from parity.scenario import Scenario
 from parity.strategies import Pool
-from reimpl.moe import load_balancing_loss
+from reimpl import moe
 
 _ONE_CHUNK = st.integers(1, strategies.LONGEST).map(lambda length: (length,))
 
@@ -46,7 +46,7 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
     for valid in (None,) if case.valid is None else (None, case.valid):
         with lifted():
             truth = _loss(loss, logits, chosen, valid)
-        ours = _loss(load_balancing_loss, logits, chosen, valid)
+        ours = _loss(moe.load_balancing_loss, logits, chosen, valid)
         judgements += hold_against(truth, ours, [], torch.float64, "f64")
     return judgements
 
