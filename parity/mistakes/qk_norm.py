@@ -42,6 +42,10 @@ def over_all_heads(layer: Any) -> None:
         norm.forward = forward
 
 
+def forget_eps(layer: Any) -> None:
+    layer.q_norm.eps = layer.k_norm.eps = 1e-6
+
+
 def norm_v_too(project: Function) -> Function:
     def call(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = project(self, x)
@@ -107,7 +111,7 @@ MISTAKES = (
     ),
     Mistake(
         "gives the norms of queries and keys an epsilon of their own",
-        built(Qwen3Attention, lambda layer: [setattr(norm, "eps", 1e-6) for norm in (layer.q_norm, layer.k_norm)]),
+        built(Qwen3Attention, forget_eps),
         (Place(NORMED_HEADS, BLOCKS, "eps=0.01 b1 s2", "b1 s4"),),
         ("q_norm", "k_norm"),
         "an rms_norm_eps other than the default",
