@@ -9,17 +9,15 @@ from jaxtyping import install_import_hook
 from parity.allocator import keep_memory
 from parity.profiles import EXAMPLES, ProfileError, load_profile
 
-pytest_plugins = ["pytester", "parity.meta.reasons"]
+pytest_plugins = ["pytester", "parity.plugin", "parity.meta.reasons"]
 
 PROFILE = pytest.StashKey[str]()
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parity")
     group.addoption("--parity-model", action="append", metavar="MODEL", help="only families of this model_type")
     group.addoption("--parity-layer", action="append", metavar="LAYER", help="only layers of this name")
-    group.addoption("--parity-dtype", action="append", choices=DTYPES, help="only this dtype")
     group.addoption(
         "--parity-shapes",
         choices=("on", "off"),

@@ -73,14 +73,18 @@ def _outputs(record: Record) -> Tensor:
 
 def _of_outputs(pair: Pair, case: Case, ours: Tensor, theirs: Tensor) -> Iterator[str]:
     valid = torch.ones(ours.shape[:2], dtype=torch.bool) if case.valid is None else case.valid
-    wrong = _errors(ours, theirs, valid) > EXACT
+    wrong = errors_of(ours, theirs, valid) > EXACT
     if not wrong.any():
         return
-    yield from _by_token(_errors(ours, theirs, valid), valid)
+    yield from by_token(errors_of(ours, theirs, valid), valid)
     yield from _by_row(case, wrong.any(dim=1))
-    if len(case.steps) > 1 and not _errors(_in_one_pass(pair, case), theirs, valid).gt(EXACT).any():
+    if len(case.steps) > 1 and not errors_of(_in_one_pass(pair, case), theirs, valid).gt(EXACT).any():
         yield "exact in one pass over all tokens"
-    ours, theirs = ours[valid], theirs[valid]
+    yield from by_number(ours[valid], theirs[valid])
+
+
+def by_number(ours: Tensor, theirs: Tensor) -> Iterator[str]:
+    """What is true of all numbers of the outputs of valid tokens, [tokens, channels]."""
     ratio = (ours * theirs).sum() / theirs.square().sum()
     if (ours - ratio * theirs).square().mean().sqrt() <= EXACT * ours.square().mean().sqrt():
         yield f"{ratio.item():.6g} times what they should be"
@@ -88,7 +92,7 @@ def _of_outputs(pair: Pair, case: Case, ours: Tensor, theirs: Tensor) -> Iterato
         yield "the right numbers in another order"
 
 
-def _errors(ours: Tensor, theirs: Tensor, valid: Tensor) -> Tensor:
+def errors_of(ours: Tensor, theirs: Tensor, valid: Tensor) -> Tensor:
     """The error of every token, [rows, tokens], relative to the truth's root mean square; 0 where it is padding."""
     errors = (ours - theirs).square().mean(dim=-1).sqrt() / theirs[valid].square().mean().sqrt()
     return errors.nan_to_num(nan=torch.inf).masked_fill(~valid, 0)
@@ -99,7 +103,7 @@ def _in_one_pass(pair: Pair, case: Case) -> Tensor:
     return _outputs(run_candidate(pair, pair.case(replace(scenario, schedule=(scenario.length,))), forward, F64))
 
 
-def _by_token(errors: Tensor, valid: Tensor) -> Iterator[str]:
+def by_token(errors: Tensor, valid: Tensor) -> Iterator[str]:
     """By the number of valid tokens before each."""
     before = valid.cumsum(dim=1) - 1
     of_token = torch.stack([errors[valid & (before == n)].amax() for n in range(int(before.max()) + 1)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,15 +56,18 @@ class Watch:
         self._running = [""]  # paths of the modules that are running, innermost last
         self._attending: str | None = None  # where a softmax was taken whose context is still to come
 
-    @contextmanager
-    def on(self, side: Reference, cache: Any) -> Iterator[None]:
+    def on(self, side: Reference, cache: Any) -> AbstractContextManager[None]:
         """Watch a reference and its cache as long as the context lasts."""
+        return self.over(side.module, modeling(side.family.model_type), cache)
+
+    @contextmanager
+    def over(self, module: nn.Module, source: Any, cache: Any) -> Iterator[None]:
+        """Watch a module of the reference, the functions of the Python module it stands in, and its cache."""
         with ExitStack() as stack:
-            for path, part in side.module.named_modules():
+            for path, part in module.named_modules():
                 if path:
                     stack.callback(part.register_forward_pre_hook(partial(self._enter, path)).remove)
                     stack.callback(part.register_forward_hook(partial(self._leave, path)).remove)
-            source = modeling(side.family.model_type)
             for name in vars(source):
                 if name.startswith("apply_rotary"):
                     stack.enter_context(_after(source, name, self._rotated))

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from parity.check.adapter import Adapter, Constructed, DropIn, Function
+from parity.check.ours import Ours, is_ours
 from parity.errors import InputError
 
 
@@ -169,6 +170,8 @@ def adapter_of(target: Any, adapter: Any) -> Adapter:
         adapter = target
     if adapter is None and isinstance(target, Adapter):
         return target
+    if adapter is None and is_ours(target):
+        return Ours()
     if adapter is None:
         return DropIn()
     if inspect.isclass(adapter) and issubclass(adapter, Adapter):

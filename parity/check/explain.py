@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parity import reference
 from parity.check import guard, replay
+from parity.check.locate import locate, picture
 from parity.check.result import Failure, Row, Where
 from parity.compare import Judgement, worst
 from parity.mismatch import MEASURED, NAMES
@@ -32,11 +33,13 @@ def explained(sites: Sequence[Site], rows: Sequence[Row]) -> list[dict[str, Any]
         if row.failures and not found:
             failure = row.failures[0]
             site = of_number[failure.where.number]
+            words, shown = picture(site, failure)
             found[row.prop] = {
                 "property": row.prop,
                 "dtype": NAMES[row.dtype],
                 "headline": _headline(site, failure),
-                "lines": [list(line) for line in _lines(site, row, failure, rows)],
+                "lines": [list(line) for line in _lines(site, row, failure, rows, words)],
+                "picture": shown,
             }
     return list(found.values())
 
@@ -47,7 +50,9 @@ def _headline(site: Site, failure: Failure) -> str:
     return f"{site.session.options.name} / {site.session.subject}   {what} {verb} from {reference.version()}"
 
 
-def _lines(site: Site, row: Row, failure: Failure, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _lines(
+    site: Site, row: Row, failure: Failure, rows: Sequence[Row], words: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     measured = [judgement for judgement in failure.failed if judgement.quantity.verdict in MEASURED]
     largest = worst(measured)
     if failure.said is not None:
@@ -57,12 +62,16 @@ def _lines(site: Site, row: Row, failure: Failure, rows: Sequence[Row]) -> Itera
             yield "what", _remark(judgement)
     if failure.said is None and (shown := suspicion(site, failure, row.dtype)):
         yield "what", shown
+    if where := locate(site, failure):
+        yield "where", where
     if largest is not None and math.isinf(largest.error):
         yield "what", f"{largest.quantity} is not finite, where the reference is"
     elif largest is not None:
         yield "size", _size(largest)
         if others := [str(j.quantity) for j in measured if j is not largest]:
             yield "also", _few(list(dict.fromkeys(others)))
+    if words:
+        yield "outputs", ", ".join(words)
     yield "fails", _spread(row, rows)
     yield "smallest", f"{_scenario(failure.where)}, configuration {failure.where.number} ({failure.where.point})"
     yield "again", again(site.session.options, row, failure.where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from parity.check.adapter import Adapter, DoesNotFit, Recorded, own_layer
 from parity.check.candidate import CandidateError, said, skeleton
 from parity.check.guard import Calls
 from parity.check.record import Call
-from parity.check.replay import Replayed, argument_name, arguments, as_record, cotangent, defined, same
+from parity.check.replay import Replayed, argument_name, arguments, as_record, cotangent, defined, same, with_leaves
 from parity.check.sandbox import TimeUp, alarm
 from parity.check.weights import back
 from parity.compare import Quantity, Record, Unequal
@@ -164,17 +164,8 @@ class Guest:
         Raises:
             Unequal: if nothing can be differentiated.
         """
-        leaves: dict[str, Tensor] = {}
-
-        def leaf(path: tree.Path, tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point() or "mask" in argument_name(path):
-                return tensor
-            leaves[argument_name(path)] = made = tensor.detach().requires_grad_()
-            return made.clone()
-
-        with torch.enable_grad(), ExitStack() as stack:
-            stack.enter_context(self.context())
-            args, kwargs = tree.converted(arguments(call, self.dtype, dtypes), leaf)
+        with torch.enable_grad(), self.context():
+            leaves, (args, kwargs) = with_leaves(call, self.dtype, dtypes)
             output, _ = self.run(call, args, kwargs)
             results = {name: value for name, value in self.outputs(outputs, output).items() if value.requires_grad}
             wanted = [*leaves.values(), *self.parameters.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -161,8 +162,7 @@ def gradients(
     """
     parameters = dict(module.named_parameters()) if parameters is None else parameters
     with lifted() if dtype is torch.float64 else nullcontext(), torch.enable_grad():
-        leaves: dict[str, Tensor] = {}
-        given = tree.converted(arguments(call, dtype, dtypes), lambda path, tensor: _leaf(path, tensor, leaves))
+        leaves, given = with_leaves(call, dtype, dtypes)
         results = differentiable((caller or module)(*given[0], **given[1]))
         results = {name: value for name, value in results.items() if name not in without}
         wanted = leaves | dict(parameters)
@@ -180,14 +180,30 @@ def gradients(
     return record
 
 
-def _leaf(path: tree.Path, tensor: Tensor, leaves: dict[str, Tensor]) -> Tensor:
-    """An argument that is differentiated by, no mask; what is called gets a copy, since it may write to it."""
-    name = argument_name(path)
-    if not tensor.is_floating_point() or "mask" in name:
-        return tensor
-    leaf = tensor.detach().requires_grad_()
-    leaves[name] = leaf
-    return leaf.clone()
+FIXED = re.compile(r"mask|position|cos|sin|rotary|rope")
+"""What arguments are called that nothing is learnt through: of tables that hold every number twice, one may be read."""
+
+
+def with_leaves(
+    call: Call, dtype: torch.dtype, dtypes: Mapping[tree.Path, torch.dtype] | None = None
+) -> tuple[dict[str, Tensor], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """What a call is differentiated by, by name, and fresh arguments: copies of that, as they may be written to."""
+    leaves: dict[str, Tensor] = {}
+
+    def leaf(path: tree.Path, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or FIXED.search(_parameter(call, path)):
+            return tensor
+        made = tensor.detach().requires_grad_()
+        leaves[argument_name(path)] = made
+        return made.clone()
+
+    return leaves, tree.converted(arguments(call, dtype, dtypes), leaf)
+
+
+def _parameter(call: Call, path: tree.Path) -> str:
+    """The parameter of the forward that an argument is for, however it was given."""
+    side, key, *_ = path
+    return key if side == 1 else call.names[key] if key < len(call.names) else ""
 
 
 def differentiable(output: Any) -> dict[str, Tensor]:

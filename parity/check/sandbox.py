@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -63,7 +64,9 @@ def run(work: Callable[[Send], Any], limits: Limits, tell: Callable[[str, Any], 
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryFile() as words:
         child = context.Process(target=_child, args=(work, theirs, limits, words.fileno()), daemon=False)
-        child.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which ours does not touch
+            child.start()
         theirs.close()
         try:
             return _attend(child, ours, limits, tell, words)

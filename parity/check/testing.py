@@ -37,7 +37,10 @@ class Against:
         @pytest.mark.parity
         @pytest.mark.parametrize(("parity_property", "parity_dtype"), cases)
         def test(parity_property: str, parity_dtype: str) -> None:
-            self.hold(candidate, parity_property, parity_dtype, adapter=adapter, weights=weights)
+            try:
+                self.hold(candidate, parity_property, parity_dtype, adapter=adapter, weights=weights)
+            except AssertionError as error:
+                pytest.fail(str(error), pytrace=False)
 
         test.__doc__ = f"{getattr(candidate, '__name__', candidate)} is the same function as {self.reference}."
         return test
@@ -72,7 +75,6 @@ class Against:
         options = replace(options, properties=(prop,)) if prop else options
         result = checked(options)
         if not result.holds:
-            __tracebackhide__ = True
             raise AssertionError("\n\n".join(map(mismatch_text, result.mismatches)) or verdict(result))
 
 

@@ -1,0 +1,103 @@
+"""Where a candidate first parts from the reference in a recorded call, and what its error looks like; in float64."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from parity import patterns
+from parity.blame import Chain, paths
+from parity.check import replay, tree
+from parity.check.guest import values_of
+from parity.check.record import Call
+from parity.check.result import Failure
+from parity.collect import Collect, Unfused
+from parity.compare import Unequal
+from parity.oracle import lifted
+from parity.watch import Seen, Watch
+
+if TYPE_CHECKING:
+    from parity.check.session import Site
+
+F64 = torch.float64
+Picture = dict[str, list[Any]]
+
+
+def locate(site: Site, failure: Failure) -> str | None:
+    """The first quantity of the reference whose numbers the candidate never forms; None if that is not known."""
+    names = [
+        judgement.quantity.name for judgement in failure.failed if judgement.quantity.verdict in ("output", "cache")
+    ]
+    if not names and failure.said is None:
+        return None
+    call = site.built.calls(failure.where.scenario)[failure.where.call]
+    try:
+        return _located(site, call, names)
+    except Exception:  # a reference that cannot be watched, or that autograd cannot follow: then it is not known where
+        return None
+
+
+def _located(site: Site, call: Call, names: list[str]) -> str | None:
+    guest, module = site.guest("f64"), site.built.module(F64)
+    watch, collect = Watch(), Collect(guest.parameters.values())
+    args, kwargs = replay.arguments(call, F64)
+    cache = next(iter(tree.caches((args, kwargs)).values()), None)
+    with torch.enable_grad(), lifted(), watch.over(module, sys.modules[type(module).__module__], cache):
+        watch.note_results(tree.named("output", module(*args, **kwargs)))
+    args, kwargs = replay.arguments(call, F64)
+    with torch.no_grad(), collect, Unfused(), suppress(Exception):  # what it did before it broke off tells, too
+        guest.run(call, args, kwargs)
+    seen = watch.seen
+    chain = Chain(
+        [each.name for each in seen],
+        [_defined(call, each) for each in seen],
+        paths([each.value for each in seen]),
+        collect,
+        whole=[_is_whole(call, each) for each in seen],
+    )
+    results = [i for i, each in enumerate(seen) if each.result and (each.result in names or not names)]
+    blamed = chain.blamed(results, sure=bool(names))
+    return chain.sentence(blamed) if blamed else None
+
+
+def picture(site: Site, failure: Failure) -> tuple[list[str], Picture]:
+    """What the error of the first result looks like in words, and over tokens and channels; empty if it shows nothing.
+
+    Errors are relative to the truth's root mean square: `by_token` [rows][tokens], `by_channel` [channels].
+    """
+    call = site.built.calls(failure.where.scenario)[failure.where.call]
+    truth, guest = site.built.truth(call), site.guest("f64")
+    try:
+        ours = next(iter(guest.replay(call, truth).output.values()))
+    except Unequal:
+        return [], {}
+    theirs = next(iter(values_of(truth, "output").values()))
+    if ours.shape != theirs.shape or theirs.ndim < 3:
+        return [], {}
+    ours, theirs = ours.flatten(2), theirs.flatten(2)
+    valid = call.valid if call.valid is not None and call.valid.shape == theirs.shape[:2] else None
+    valid = torch.ones(theirs.shape[:2], dtype=torch.bool) if valid is None else valid
+    errors = patterns.errors_of(ours, theirs, valid)
+    if not (errors > patterns.EXACT).any():
+        return (["exact"] if failure.verdicts == ["cache"] else []), {}
+    words = [*patterns.by_token(errors, valid), *patterns.by_number(ours[valid], theirs[valid])]
+    scale = theirs[valid].square().mean().sqrt()
+    by_channel = (ours - theirs)[valid].square().mean(dim=0).sqrt() / scale
+    return words, {"by_token": errors.tolist(), "by_channel": by_channel.tolist()}
+
+
+def _defined(call: Call, each: Seen) -> Tensor:
+    """The rows of a quantity that belong to valid tokens."""
+    value = each.value.detach()
+    valid = replay.defined(call, value, "cache" if each.cached else "output")
+    return value if valid is None else value[valid.expand_as(value)].view(-1, value.shape[-1])
+
+
+def _is_whole(call: Call, each: Seen) -> bool:
+    """Whether a quantity is one of all tokens of the call, not of those of one expert."""
+    tokens = next((t.shape[:2] for t in tree.tensors(call.given).values() if t.ndim >= 2), None)
+    return each.value.ndim != 2 or tokens is None or len(each.value) == tokens.numel()
