@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import cached_property, lru_cache, partial
 from itertools import cycle
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,8 @@ class Pair:
         self.point = family.point(layer, values)
         self.reference_config = theirs.make_config(family.configure(self.point))
         self._references: dict[torch.dtype, Reference] = {}
-        self._filled: dict[Side, int] = {}
-        self._fresh: dict[Side, dict[nn.Module, dict[str, Any]]] = {}
+        self._filled: WeakKeyDictionary[Side, int] = WeakKeyDictionary()
+        self._fresh: WeakKeyDictionary[Side, dict[nn.Module, dict[str, Any]]] = WeakKeyDictionary()
         self.renew()
         _ = self.config  # what is wrong with it is said at once
 
@@ -60,6 +60,13 @@ class Pair:
         for sides in (self._filled, self._fresh):
             for side in [side for side in sides if isinstance(side, Candidate)]:
                 del sides[side]
+
+    def beside(self, layer: Layer | None = None) -> Pair:
+        """Another pair on the same references, whose candidate is built anew, of another layer if one is given."""
+        other = copy(self)
+        vars(other).pop("config", None)
+        other.layer, other._candidates, other._settled = layer or self.layer, {}, set()
+        return other
 
     def reference(self, dtype: torch.dtype) -> Reference:
         """The reference in a dtype; in float64 it is the one the truth is taken from."""
@@ -307,16 +314,17 @@ def hold_against(
     if not routing.obeyed(truth, told):
         truth = run_truth(pair, case, measure, told)
     references = [] if dtype is torch.float64 else run_references(pair, case, measure, dtype, told)
-    judgements = _judge(pair, case, truth, candidate, references, name)
+    judgements = judge_records(pair, case, truth, candidate, references, name)
     if dtype is torch.float64 or all(judgement.holds for judgement in judgements):
         return judgements
-    references += _run_disturbed(pair, case, measure, dtype, told)
-    return _judge(pair, case, truth, candidate, references, name)
+    references += run_disturbed(pair, pair.reference(dtype), case, measure, told)
+    return judge_records(pair, case, truth, candidate, references, name)
 
 
-def _judge(
+def judge_records(
     pair: Pair, case: Case, truth: Record, candidate: Record, references: Sequence[Record], name: str
 ) -> list[Judgement]:
+    """Judge the values of a candidate's record and, where tokens are routed, what it chose."""
     judgements = judge(truth, candidate, references, DTYPES[name], name)
     if pair.layer.routes:
         judgements += routing.judge(case, truth, candidate, references, DTYPES[name], name)
@@ -326,13 +334,17 @@ def _judge(
 DISTURBANCES = 16
 
 
-def _run_disturbed(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype, told: routing.Told) -> list[Record]:
-    """The reference in a dtype, with every weight and input moved by at most one unit in the last place."""
-    side, seed = pair.reference(dtype), case.scenario.seed
+def run_disturbed(
+    pair: Pair, side: Side, case: Case, measure: Measure, told: routing.Told, times: int = DISTURBANCES
+) -> list[Record]:
+    """A side with every weight and input moved by at most one unit in the last place of its dtype."""
+    dtype, seed = side.dtype, case.scenario.seed
     weights = initialise.fill(pair.plan, seed) if side.parameters else {}
     records = []
-    for number, implementation in zip(range(DISTURBANCES), cycle(pair.implementations_of(side)), strict=False):
-        side.use(implementation)
+    ways = pair.implementations_of(side) if isinstance(side, Reference) else ({},)
+    for number, way in zip(range(times), cycle(ways), strict=False):
+        if isinstance(side, Reference):
+            side.use(way)
         stream = f"disturbance {number}"
         moved = {name: _moved(value, dtype, seed, f"{stream} of {name}") for name, value in weights.items()}
         pair.load(side, moved, seed)
@@ -390,15 +402,17 @@ def run_candidate(pair: Pair, case: Case, measure: Measure, dtype: torch.dtype) 
     return measured(pair, pair.candidate(dtype), case, measure)
 
 
-def measured(pair: Pair, side: Candidate, case: Case, measure: Measure) -> Record:
-    """What a candidate computes.
+def measured(
+    pair: Pair, side: Candidate, case: Case, measure: Measure, told: routing.Told = MappingProxyType({})
+) -> Record:
+    """What a candidate computes, its routers told what to choose where anything is told.
 
     Raises:
         Unequal: if it raises something itself.
     """
     pair.ready(side, case.scenario.seed)
     try:
-        return _run(pair, side, case, measure)
+        return _run(pair, side, case, measure, told)
     except Exception as error:
         raise Unequal(f"the candidate raises {type(error).__name__} in {side.dtype}: {error}") from error
 

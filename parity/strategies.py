@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -34,6 +36,25 @@ class Pool:
     seed: int = 0
     size: int = 8
     stack: int | None = None
+
+
+def examples(source: SearchStrategy[Scenario], count: int, seed: int) -> list[Scenario]:
+    """At most so many scenarios, the same for the same seed, for whoever does not look for the first failure."""
+    drawn: list[Scenario] = []
+
+    def note(scenario: Scenario) -> None:
+        drawn.append(scenario)
+
+    quiet = settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    hypothesis_seed(seed)(quiet(given(source)(note)))()
+    return drawn
 
 
 def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[tuple[tuple[str, AxisValue], ...]]:

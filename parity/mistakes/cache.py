@@ -8,8 +8,8 @@ from torch import Tensor
 
 from parity.mistakes.mistake import Mistake, Place
 from parity.mistakes.places import ATTENDING, DECODERS, GROUPED, LANGUAGE_MODELS, MODELS
-from parity.mistakes.seams import Function, exchanged, masked, several, wrapped, wrapped_each
-from reimpl.cache import Cache, GrowingCache
+from parity.mistakes.seams import Function, exchanged, masked, several, wrapped_each
+from reimpl.cache import Cache, GrowingCache, SlidingCache
 from reimpl.decoder import Decoder
 from reimpl.deepseek_v3 import DeepseekV3Model
 from reimpl.gpt2 import GPT2Model
@@ -52,21 +52,21 @@ def once(make_cache: Function) -> Function:
 MISTAKES = (
     Mistake(
         "puts new keys before those in the cache",
-        wrapped(GrowingCache, "append", newest_first),
+        wrapped_each((GrowingCache, SlidingCache), "append", newest_first),
         (Place(GROUPED, ATTENDING, "b1 s3,2", ONE_CHUNK),),
         ("weights", "scores"),
         "a chunk of several tokens after others in the cache",
     ),
     Mistake(
         "attends to the new keys only",
-        several(wrapped(GrowingCache, "append", newest_only), masked(lambda **_: {"seen": 0})),
+        several(wrapped_each((GrowingCache, SlidingCache), "append", newest_only), masked(lambda **_: {"seen": 0})),
         (Place(GROUPED, MODELS, "b1 s3,1", ONE_CHUNK),),
         ("scores", "weights"),
         "a chunk after others in the cache",
     ),
     Mistake(
         "stores keys as values and values as keys",
-        wrapped(GrowingCache, "append", keys_for_values),
+        wrapped_each((GrowingCache, SlidingCache), "append", keys_for_values),
         (Place(GROUPED, ATTENDING, "b1 s2"),),
         ("cached k",),
         "any cache that is looked into: no output shows it",

@@ -39,15 +39,35 @@ WIDENING = (attention, moe, norm, rope)
 ARGUMENTS = ("ids", "valid", "positions", "cache", "embeddings")
 
 
+_PLANTED: list[tuple[Exchange, ExitStack]] = []
+
+
 @contextmanager
 def planted(exchange: Exchange) -> Iterator[None]:
     """Something is exchanged, and our side is built anew for it, and again after it."""
     renew_pairs()
     try:
-        with exchange():
-            yield
+        with ExitStack() as stack:
+            stack.enter_context(exchange())
+            _PLANTED.append((exchange, stack))
+            try:
+                yield
+            finally:
+                _PLANTED.pop()
     finally:
         renew_pairs()
+
+
+@contextmanager
+def unplanted() -> Iterator[None]:
+    """Nothing is exchanged as long as the context lasts. What was built before it may be used after it only."""
+    for _, stack in reversed(_PLANTED):
+        stack.close()
+    try:
+        yield
+    finally:
+        for exchange, stack in _PLANTED:
+            stack.enter_context(exchange())
 
 
 def several(*exchanges: Exchange) -> Exchange:
