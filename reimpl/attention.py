@@ -8,6 +8,7 @@ implementations differ; the rule here: its context is 0, and no gradient flows t
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -76,6 +77,9 @@ def fused(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads q value_dim"]:
     """torch's kernel, without repeated keys and, where it can, without a mask."""
+    narrow = k.shape[-1] - v.shape[-1]
+    if narrow > 0 and not _multiplies(q.dtype):  # for one width there is a kernel, and all else is slower here
+        return fused(q, k, F.pad(v, (0, narrow)), mask, scale, bias, dropout)[..., :-narrow]
     if q.shape[2] == 1:
         decode = eager if _outlasts_kernel(q, k, v) else _fused_decode
         return decode(q, k, v, mask, scale, bias, dropout)
@@ -104,8 +108,22 @@ def _outlasts_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a single query has so many keys that two matrix products read them faster than the kernel, on a CPU."""
     if v.shape[-1] != k.shape[-1]:
         return True  # there is no kernel then: torch itself takes matrix products, and copies more
-    ungrouped_half = k.element_size() < torch.float32.itemsize and q.shape[1] == k.shape[1]
-    return k.numel() >= (2**16 if ungrouped_half else 2**20)  # there the kernel is 2 to 4 times as slow
+    if k.dtype != wide(k) and q.shape[1] == k.shape[1]:
+        return k.numel() >= 2**16  # there the kernel is 2 to 4 times as slow
+    return k.numel() >= 2**20 and _multiplies(k.dtype)
+
+
+@cache
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether the processor multiplies matrices of this dtype; if not, torch is up to 20 times slower than in float32.
+
+    Its kernel for attention widens what it reads and hardly suffers.
+    """
+    native = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype not in native or bool(native[dtype]())
 
 
 def _members(x: Tensor, kv_heads: int) -> Tensor:
@@ -114,10 +132,10 @@ def _members(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _outruns_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether blocks of queries are faster: than the kernel in bfloat16, and where values have a width for which there
-    is no kernel.
+    """Whether blocks of queries are faster: than the kernel in bfloat16, if the processor multiplies such, and where
+    values have a width for which there is no kernel.
     """
-    slow = q.dtype is torch.bfloat16 or v.shape[-1] != k.shape[-1]
+    slow = (q.dtype is torch.bfloat16 and _multiplies(q.dtype)) or v.shape[-1] != k.shape[-1]
     return slow and 128 <= q.shape[2] <= k.shape[2] and not torch.is_grad_enabled()
 
 
