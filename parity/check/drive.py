@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,11 @@ ONE_PASS = ("prefill", "padded", "single")
 """The scenarios that make sense without a cache: of encoders, which see all tokens at once."""
 
 
+def names(task: str) -> list[str]:
+    """The scenarios that make sense for a task."""
+    return [name for name in TEXTS if task != "masked" or name in ONE_PASS]
+
+
 def vocabulary(config: Any) -> int:
     """How many token ids a model knows."""
     text = config.get_text_config()
@@ -83,13 +88,7 @@ def drive(model: nn.Module, task: str, text: Text, recorder: Recorder) -> None:
     Raises:
         Undriven: with the step and the reason, where the model cannot go through it.
     """
-    steps = (
-        _one_pass(model, text)
-        if task == "masked"
-        else _seq2seq(model, text)
-        if task == "seq2seq"
-        else _causal(model, text)
-    )
+    steps = list(STEPS[task](model, text))
     accepted = inspect.signature(model.forward).parameters
     remembered: dict[str, Any] = {}
     with torch.no_grad(), recorder.on():
@@ -100,7 +99,7 @@ def drive(model: nn.Module, task: str, text: Text, recorder: Recorder) -> None:
                 output = model(**named)
             except Exception as error:
                 raise Undriven(f"the reference raises {type(error).__name__} in step {step}: {_line(error)}") from error
-            if step + 1 < len(text.steps):
+            if step + 1 < len(steps):
                 remembered |= carried(output, accepted)
 
 
@@ -185,3 +184,7 @@ def _unless_all(valid: Tensor) -> Tensor | None:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:160]
+
+
+STEPS: Mapping[str, Callable[[nn.Module, Text], Steps]] = {"causal": _causal, "masked": _one_pass, "seq2seq": _seq2seq}
+"""What a model is given step by step, by its task."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +21,6 @@ from transformers.models.auto import modeling_auto
 
 from parity.tiny import draw, shrink
 from parity.tiny.shrink import Unshrinkable, brief
-
-__all__ = ["Point", "Unshrinkable", "model", "model_types"]
 
 TASKS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "seq2seq": (transformers.AutoModelForSeq2SeqLM, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
@@ -85,7 +84,7 @@ def plain(model_type: str, task: str) -> tuple[str, Any]:
         Unshrinkable: if none does, with the reason of the first.
     """
     reasons: list[str] = []
-    for recipe, config in shrink.candidates(model_type):
+    for recipe, config in shrink.candidates(model_type, {"is_decoder": task == "causal"}):
         try:
             check(config, task)
         except Exception as error:
@@ -107,8 +106,10 @@ def check(config: Any, task: str) -> None:
         raise Unshrinkable(f"the smallest model has {size:,} parameters")
     small = build(config, task, torch.float32)
     tokens = 6 + draw.tokens((2, 7), 40, 0, "tokens")
+    more = {"decoder_input_ids": tokens} if task == "seq2seq" else {"use_cache": False} if task == "causal" else {}
+    accepted = inspect.signature(small.forward).parameters
     with torch.no_grad():
-        small(tokens, decoder_input_ids=tokens) if task == "seq2seq" else small(tokens)
+        small(tokens, **{name: value for name, value in more.items() if name in accepted})
 
 
 def config(model_type: str, task: str, point: Point = PLAIN) -> Any:
@@ -144,6 +145,9 @@ def build(config: Any, task: str, dtype: torch.dtype, cls: Any = None) -> nn.Mod
     """A model as loading a checkpoint in that dtype builds it: what is kept in float32 there stays in float32."""
     torch.manual_seed(0)  # buffers that are drawn shall be the same in each dtype
     config = deepcopy(config)
+    part = own_config(config, task)
+    if part is not config:
+        cls, config = getattr(transformers, TASKS[task][1][config.model_type]), part
     make = TASKS[task][0].from_config if cls is None else cls._from_config
     built = make(config, dtype=dtype, attn_implementation="eager")
     use(built, "eager")
@@ -156,6 +160,17 @@ def build(config: Any, task: str, dtype: torch.dtype, cls: Any = None) -> nn.Mod
         ):
             parameter.data = parameter.data.float()
     return built.eval()
+
+
+def own_config(config: Any, task: str) -> Any:
+    """The configuration that the class of a task is made from: the whole one, or a part of it."""
+    name = TASKS[task][1].get(config.model_type, ())
+    cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    wanted = getattr(cls, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    nested = (getattr(config, each, None) for each in getattr(config, "sub_configs", {}))
+    return next((each for each in nested if isinstance(each, wanted)), config)
 
 
 def configs(module: nn.Module) -> list[Any]:

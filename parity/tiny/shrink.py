@@ -8,10 +8,12 @@ builds and that is small is taken.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import transformers
@@ -19,7 +21,7 @@ import transformers
 Fields = dict[str, Any]
 
 VOCABULARY = 101
-MOST_LAYERS = 4
+MOST_LAYERS = 8
 """One layer of each kind is kept, but no more than so many."""
 ORIGINAL_LENGTH, LENGTH = 16, 64
 WINDOW = 6
@@ -39,7 +41,8 @@ class Recipe:
     Attributes:
         hidden, inner, heads, kv_heads, head_dim: the axes of attention and feed-forward.
         layers: at least so many.
-        overrides: for the fields whose names these patterns match, tried before all others.
+        of_each_kind: so many layers are kept of each kind.
+        filled: whether fields that are None get a value where their name tells which.
     """
 
     name: str
@@ -50,12 +53,16 @@ class Recipe:
     head_dim: int = 16
     layers: int = 2
     experts: int = 5
-    overrides: Mapping[str, int] = field(default_factory=dict)
+    of_each_kind: int = 1
+    filled: bool = False
 
 
 RECIPES = (
     Recipe("lopsided"),
+    Recipe("filled", filled=True),
     Recipe("powers of two", hidden=64, inner=96, heads=4, experts=8),
+    Recipe("two layers of each kind", hidden=64, inner=96, heads=4, experts=8, of_each_kind=2),
+    Recipe("powers of two, filled", hidden=64, inner=96, heads=4, experts=8, filled=True),
     Recipe("as many kv heads as heads", hidden=64, inner=96, heads=4, kv_heads=4, experts=8),
     Recipe("square", hidden=64, inner=64, heads=4, kv_heads=4, experts=4),
     Recipe("deeper", hidden=64, inner=96, heads=4, layers=4, experts=8),
@@ -71,7 +78,8 @@ def _at_most(limit: int) -> Rule:
 
 def _experts(value: int, recipe: Recipe, fields: Fields) -> int:
     """Where experts are in groups, three groups of four."""
-    return 12 if (fields.get("n_group") or fields.get("num_expert_groups") or 1) > 1 else min(value, recipe.experts)
+    groups = max(fields.get(name) or 1 for name in ("n_group", "num_expert_group", "num_expert_groups"))
+    return 12 if groups > 1 else min(value, recipe.experts)
 
 
 def _kv_heads(value: int, recipe: Recipe, fields: Fields) -> int:
@@ -80,7 +88,25 @@ def _kv_heads(value: int, recipe: Recipe, fields: Fields) -> int:
 
 
 def _head_dim(value: int, recipe: Recipe, fields: Fields) -> int:
-    return _ROPE_DIM if "qk_rope_head_dim" in fields else recipe.head_dim
+    """Of latent attention it is another name of the part that turns."""
+    if fields.get("qk_rope_head_dim") == value:
+        return _ROPE_DIM
+    if "qk_nope_head_dim" in fields:
+        return _ROPE_DIM + _NOPE_DIM
+    plain = fields.get("head_dim")
+    return recipe.head_dim * (value // plain if plain and value % plain == 0 else 1)
+
+
+def _rope_dim(value: int, recipe: Recipe, fields: Fields) -> int:
+    """The part that turns, where that is a part of every head."""
+    partial = fields.get("partial_rotary_factor")
+    return max(2, int(recipe.head_dim * partial)) if partial and "head_dim" in fields else _ROPE_DIM
+
+
+def _hidden(value: int, recipe: Recipe, fields: Fields) -> int:
+    """As many times the hidden size as it is."""
+    plain = fields.get("hidden_size") or fields.get("d_model") or value
+    return recipe.hidden * (value // plain if value % plain == 0 else 1)
 
 
 def _whole_head(value: int, recipe: Recipe, fields: Fields) -> int:
@@ -90,9 +116,10 @@ def _whole_head(value: int, recipe: Recipe, fields: Fields) -> int:
 _ROPE_DIM, _NOPE_DIM = 4, 8
 
 RULES: Sequence[tuple[str, Rule]] = (
-    (r"^(vision|audio|image|patch|num_mel|fft|hop|sampling|max_source_positions)_?$", lambda v, r, f: v),
+    (r"^(acoustic|audio|sampling|fft|hop|mel|num_mel)_", lambda v, r, f: v),
     (r"vocab_size|vocabulary|num_embeddings$|^max_2d_position|n_words|ngram_vocab", lambda v, r, f: min(v, VOCABULARY)),
     (r"^(num_|n_)?(hidden_|encoder_|decoder_|self_attends_per_)?(layers?|blocks?)$", lambda v, r, f: r.layers),
+    (r"codebook_size", _at_most(32)),
     (
         r"^num_(encoder|decoder|transformer|text|block|mtp|nextn_predict)_?layers$|^depth$",
         lambda v, r, f: min(v, r.layers),
@@ -103,18 +130,19 @@ RULES: Sequence[tuple[str, Rule]] = (
     (r"shared_experts?$", _at_most(2)),
     (r"(num|n|moe_num)_(\w+_)?experts$|zero_expert_num|num_experts", _experts),
     (r"qk_nope_head_dim", lambda v, r, f: _NOPE_DIM),
-    (r"qk_rope_head_dim|^rotary_dim$|rope_head_dim", lambda v, r, f: _ROPE_DIM),
+    (r"qk_rope_head_dim|^rotary_dim$|rope_head_dim", _rope_dim),
     (r"qk_head_dim", _whole_head),
     (r"^v_head_dim$", lambda v, r, f: 12),
+    (r"true_hidden_size|intra_bottleneck_size", lambda v, r, f: 32),
     (r"q_lora_rank", lambda v, r, f: 18),
     (r"kv_lora_rank", lambda v, r, f: 10),
     (r"lora_rank|lowrank|_rank$|lora_r$|low_rank", _at_most(5)),
     (r"index_n_heads|indexer_n_heads|index_num_heads", _at_most(3)),
-    (r"index_head_dim|indexer_head_dim", _at_most(16)),
-    (r"index_topk|index_budget|index_block_size|index_\w+_blocks", _at_most(8)),
+    (r"indexer?_head_dim", lambda v, r, f: r.head_dim),
+    (r"index_topk|indexer?_budget|index_block_size|index_\w+_blocks", _at_most(8)),
     (r"linear_num_key_heads", lambda v, r, f: 2),
     (r"linear_num_value_heads", lambda v, r, f: 4),
-    (r"linear_key_head_dim", lambda v, r, f: 8),
+    (r"linear_(key_)?head_dim", lambda v, r, f: 8),
     (r"linear_value_head_dim", lambda v, r, f: 12),
     (r"mamba_(n_|num_)?heads|^mamba_n_heads", lambda v, r, f: 2 * r.hidden // 16),
     (r"mamba_d_head|mamba_head_?dim", lambda v, r, f: 16),
@@ -122,10 +150,10 @@ RULES: Sequence[tuple[str, Rule]] = (
     (r"mamba_n_?groups|mamba_num_groups|^n_groups$", _at_most(2)),
     (r"state_size|d_state|ssm_state", _at_most(8)),
     (r"dt_rank|time_step_rank", _at_most(3)),
-    (r"chunk_size(?!_feed)|chunk_length|mamba_chunk", _at_most(4)),
+    (r"chunk_size(?!_feed)|attn_chunk_length|mamba_chunk", _at_most(4)),
     (r"(num_|n_)?(key_value|kv|multi_query)_?(heads|groups)|num_query_groups|num_kv_heads", _kv_heads),
+    (r"head_dim$|^d_kv$|^d_head$|dim_head$|head_size$|kv_channels|mamba_headdim", _head_dim),
     (r"heads?$|heads_per_layer", lambda v, r, f: r.heads),
-    (r"head_dim$|^d_kv$|head_size$|kv_channels|swa_\w*head_dim|attention_head_size", _head_dim),
     (
         r"intermediate_size|ffn_(hidden_)?(size|dim)|feed_?forward_(size|dim)|d_ff|^n_inner|ffn_dim|inner_dim|^dim_ff$"
         r"|ffn_hidden|mlp_size|d_inner|filter_size",
@@ -133,8 +161,8 @@ RULES: Sequence[tuple[str, Rule]] = (
     ),
     (
         r"hidden_?size|^d_model$|^n_embd$|^embed_dim$|^dim$|hidden_dim|embedding_dim|^emb_dim$|model_dim|embedding_size"
-        r"|^width$|lru_width|embed_proj_dim|d_embed|hidden_states_dim|attention_hidden|d_latents|output_dim",
-        lambda v, r, f: r.hidden,
+        r"|^width$|lru_width|embed_proj_dim|d_embed|hidden_states_dim|attention_hidden|d_latents|output_dim|adapter_(in|out)_dim",
+        _hidden,
     ),
     (r"original_max_position", lambda v, r, f: ORIGINAL_LENGTH),
     (
@@ -145,13 +173,16 @@ RULES: Sequence[tuple[str, Rule]] = (
     (r"window|local_radius|attention_chunk|block_length|block_size|mem_len", _at_most(WINDOW)),
     (r"type_vocab|type_size", _at_most(3)),
     (r"(_|^)(freq|interval|period|pattern|every_n_layers)$", _at_most(2)),
+    (r"num_kv_shared_layers", lambda v, r, f: 0),
     (r"first_k_dense|max_window_layers|offset$|num_dense_layers", _at_most(1)),
-    (r"relative_attention_num_buckets|num_buckets", _at_most(8)),
+    (r"num_buckets", _at_most(32)),
     (r"max_distance", _at_most(20)),
 )
 _COMPILED = tuple((re.compile(pattern), rule) for pattern, rule in RULES)
 TOKEN = re.compile(r"_token_ids?$|_token_index$|token_id$|_idx$|_start_id$|_ids?$")
 """Fields that name a token, or several."""
+SUPPLIED: Mapping[str, Fields] = {"DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 2.0}}
+"""What checkpoints state and a class has no default for."""
 LARGE, SHRUNK = 64, 24
 """What a size of unknown meaning above the one is shrunk to."""
 MOST_PARAMETERS = 3_000_000
@@ -170,7 +201,7 @@ def default(model_type: str) -> transformers.PreTrainedConfig:
 
 
 def candidates(model_type: str, changes: Mapping[str, Any] | None = None) -> Iterator[tuple[Recipe, Any]]:
-    """Tiny configurations that the class accepts, the most lopsided first; `changes` are made to each.
+    """Tiny configurations that the class accepts, the most lopsided first; `changes` are made where such a field is.
 
     Raises:
         Unshrinkable: if it accepts none, with what it says to the first.
@@ -179,7 +210,8 @@ def candidates(model_type: str, changes: Mapping[str, Any] | None = None) -> Ite
     accepted = False
     for recipe in RECIPES:
         try:
-            config = rebuilt(plain, {**shrunk(plain, recipe), **(changes or {})})
+            fields = shrunk(plain, recipe)
+            config = rebuilt(plain, fields | {name: each for name, each in (changes or {}).items() if name in fields})
         except Exception as error:
             refused = refused or error
         else:
@@ -205,7 +237,7 @@ def shrunk(config: transformers.PreTrainedConfig, recipe: Recipe) -> Fields:
         else:
             small[name] = shrink_field(name, value, recipe, known, keep)
     _agree(small)
-    return small
+    return small | SUPPLIED.get(type(config).__name__, {})
 
 
 def changed(config: transformers.PreTrainedConfig, changes: Mapping[str, Any]) -> transformers.PreTrainedConfig:
@@ -220,7 +252,7 @@ def changed(config: transformers.PreTrainedConfig, changes: Mapping[str, Any]) -
 def own_fields(config: transformers.PreTrainedConfig) -> Fields:
     """The fields that say something about the model type, nested configurations as objects."""
     fields = {name: value for name, value in config.to_dict().items() if name not in OF_EVERY_MODEL}
-    fields |= {name: getattr(config, name) for name in fields if hasattr(config, name)}
+    fields |= {name: vars(config)[name] for name in fields if name in vars(config)}
     nested = getattr(config, "sub_configs", {})
     for name in nested:
         value = getattr(config, name, None)
@@ -232,13 +264,28 @@ def own_fields(config: transformers.PreTrainedConfig) -> Fields:
 def kept_layers(fields: Mapping[str, Any], recipe: Recipe) -> list[int]:
     """The layers that are kept: the first of each kind, by all lists that have an entry per layer."""
     count = layer_count(fields)
+    if parts := partition(fields, count):
+        starts = accumulate([0, *(fields[part] for part in parts[:-1])])
+        return [start + layer for start in starts for layer in range(recipe.layers)]
     columns = [value for value in fields.values() if _per_layer(value, count)]
     if not count or not columns:
-        return list(range(recipe.layers))
+        return list(range(_stacks(fields, count) or recipe.layers))
     kinds = [repr([column[layer] for column in columns]) for layer in range(count)]
-    first = [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]][:MOST_LAYERS]
+    first = [layer for layer, kind in enumerate(kinds) if kinds[:layer].count(kind) < recipe.of_each_kind][:MOST_LAYERS]
     more = [layer for layer in range(count) if layer not in first][: max(0, recipe.layers - len(first))]
     return sorted(first + more)
+
+
+def partition(fields: Mapping[str, Any], count: int) -> list[str]:
+    """The fields that count the layers of consecutive parts of a model, if it has such."""
+    parts = [name for name in fields if re.fullmatch(r"n_\w+_layers", name) and isinstance(fields[name], int)]
+    return parts if len(parts) > 1 and sum(fields[name] for name in parts) == count else []
+
+
+def _stacks(fields: Mapping[str, Any], count: int) -> int:
+    """How many stacks of layers there are, where a field tells the layers per stack; 0 where none does."""
+    per_stack = [value for name, value in fields.items() if "layers_per_stack" in name and isinstance(value, int)]
+    return count // per_stack[0] if per_stack and count % per_stack[0] == 0 else 0
 
 
 def layer_count(fields: Mapping[str, Any]) -> int:
@@ -253,20 +300,28 @@ def _per_layer(value: Any, count: int) -> bool:
 
 def shrink_field(name: str, value: Any, recipe: Recipe, fields: Fields, keep: Sequence[int]) -> Any:
     """One field's tiny value."""
+    if value is None and recipe.filled:
+        return filling(name, recipe, fields)
     if isinstance(value, bool) or value is None:
         return value
     if _per_layer(value, layer_count(fields)):
+        if recipe.filled and name == "layer_types" and set(value) == {"linear_attention"}:
+            return [*["linear_attention"] * (len(keep) - 1), "full_attention"]
         return [shrink_field(name, value[layer], recipe, fields, keep) for layer in keep if layer < len(value)]
     if isinstance(value, list | tuple):
         return shrink_list(name, list(value), recipe, fields, keep)
     if isinstance(value, dict):
-        return shrink_rope(value) if "rope" in name else deepcopy(value)
+        return shrink_dict(name, value, recipe, fields, keep)
     if isinstance(value, float):
         return shrink_float(name, value)
     if not isinstance(value, int) or TOKEN.search(name):
         return value
     if name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") and layer_count(fields) == value:
         return len(keep)
+    if "layers_per_stack" in name:
+        return 1
+    if name in partition(fields, layer_count(fields)):
+        return recipe.layers
     return shrink_int(name, value, recipe, fields)
 
 
@@ -292,8 +347,67 @@ def shrink_list(name: str, value: list[Any], recipe: Recipe, fields: Fields, kee
             return [keep.index(layer) for layer in value if layer in keep]
         if TOKEN.search(name) or "section" in name:
             return value
+        if sum(value) == (fields.get("hidden_size") or fields.get("d_model")):
+            part = recipe.hidden // 4
+            return [part] * (len(value) - 1) + [recipe.hidden - part * (len(value) - 1)]
+        if math.prod(value) == fields.get("max_position_embeddings"):
+            return [LENGTH // 8, *[1] * (len(value) - 2), 8]
         return [shrink_int(name, each, recipe, fields) for each in value]
     return deepcopy(value)
+
+
+def shrink_dict(name: str, value: Mapping[Any, Any], recipe: Recipe, fields: Fields, keep: Sequence[int]) -> Fields:
+    """Rotary parameters; what differs in single layers, by their numbers; or sizes by some kind."""
+    if "rope" in name:
+        return filled_rope(fields) if recipe.filled and not value else shrink_rope(value)
+    if value and all(str(key).isdigit() for key in value):
+        of_layer = {int(key): each for key, each in value.items()}
+        width = len(str(next(iter(value))))
+        return {
+            str(index).zfill(width): {
+                inner: shrink_field(inner, each, recipe, fields, keep) for inner, each in of_layer[layer].items()
+            }
+            for index, layer in enumerate(keep)
+            if layer in of_layer
+        }
+    small = deepcopy(dict(value))
+    return {key: 3 if type(each) is int and each > 8 and "rate" in name else each for key, each in small.items()}
+
+
+FILLINGS: Sequence[tuple[str, int]] = (
+    (r"^head_dim$|^attention_head_dim$", 128),
+    (r"^num_key_value_heads$", 8),
+    (r"experts_per_tok|moe_topk|top_k_experts", 2),
+    (r"^n_routed_experts$", 8),
+    (r"^n_shared_experts$", 1),
+    (r"^vocab_size$", 1000),
+    (r"^indexer_(n_heads|head_dim|budget)$", 128),
+    (r"^indexer_kv_heads$", 1),
+    (r"^pad_token_id$", 0),
+    (r"^indexer_compress_ratio$", 2),
+)
+"""What fields that are None are given before they are shrunk."""
+
+
+def filling(name: str, recipe: Recipe, fields: Fields) -> Any:
+    """A value for a field that is None, if its name tells one."""
+    layers = recipe.layers
+    if name == "layer_types":
+        return ["conv" if "conv_L_cache" in fields else "linear_attention", *["full_attention"] * (layers - 1)]
+    if name == "attn_layer_indices":
+        return [layers - 1]
+    if name == "default_language":
+        return next(iter(fields.get("languages") or [None]))
+    for pattern, value in FILLINGS:
+        if re.search(pattern, name):
+            return shrink_int(name, value, recipe, fields)
+    return None
+
+
+def filled_rope(fields: Fields) -> Fields:
+    """Rotary parameters where there are none: for each kind of layer."""
+    kinds = dict.fromkeys(fields.get("layer_types") or ())
+    return {str(kind): {"rope_type": "default", "rope_theta": 10000.0} for kind in kinds}
 
 
 def shrink_rope(rope: Mapping[str, Any]) -> Fields:
