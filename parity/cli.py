@@ -136,11 +136,41 @@ def soak(
 @app.command("list")
 def list_families(
     gaps: Annotated[bool, typer.Option("--gaps", help="known divergences inside the reference instead")] = False,
+    references: Annotated[
+        bool,
+        typer.Option("--references", help="the installed model types that `parity check` can hold a layer against"),
+    ] = False,
+    task: Annotated[list[str] | None, typer.Option(help="causal, masked or seq2seq (repeat)")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--filter", help="model types with this in their names (repeat)")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="record and replay every call of their modules, too")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="write the references here as JSON")] = None,
 ) -> None:
     """Families, their layers, the reference classes, and the properties that cover them."""
+    if references:
+        raise typer.Exit(_list_references(task or [], only or [], replay, json))
+    given = {"--task": task, "--filter": only, "--replay": replay, "--json": json}
+    if useless := [name for name, value in given.items() if value]:
+        raise typer.BadParameter(f"{', '.join(useless)} can be given with --references only")
     from parity import listing
 
     (listing.print_gaps if gaps else listing.print_families)(console())
+
+
+def _list_references(tasks: list[str], words: list[str], replays: bool, json: Path | None) -> int:
+    """List them; 1 if too few can serve, or a replay is not exact."""
+    from parity.check import references
+    from parity.table import as_json, check_place, write_atomically
+
+    if json is not None:
+        check_place(json)
+    report = references.run(tasks, words, replays, console())
+    if json is not None:
+        write_atomically(json, as_json(report))
+    return 0 if all(bar["holds"] for bar in report["bars"]) else 1
 
 
 @app.command()

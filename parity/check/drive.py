@@ -31,6 +31,7 @@ class Text:
         steps: how many tokens are given at once; more than one step needs a cache.
         padding: tokens of each row that are padding: in front where a cache follows, behind for an encoder.
         cached: whether a cache is filled.
+        masked: whether a mask of all tokens so far is given, as generation does; where there is padding it always is.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Text:
     steps: tuple[int, ...]
     padding: tuple[int, ...] = (0, 0)
     cached: bool = True
+    masked: bool = False
     seed: int = 0
 
     @property
@@ -53,7 +55,7 @@ TEXTS: Mapping[str, Text] = {
     text.name: text
     for text in (
         Text("prefill", "all tokens at once, without a cache", (11,), cached=False),
-        Text("decode", "a prefill that fills a cache, then token by token", (9, 1, 1)),
+        Text("decode", "a prefill that fills a cache, then token by token", (9, 1, 1), masked=True),
         Text("chunks", "several chunks of several tokens into one cache", (7, 3, 4)),
         Text("padded", "rows of different length, with padding", (9, 1, 1), padding=(3, 0, 1)),
         Text("window", "more tokens than any window of the tiny model holds", (19, 1, 1)),
@@ -132,7 +134,7 @@ def _causal(model: nn.Module, text: Text) -> Steps:
     for count in text.steps:
         start, stop = stop, stop + count
         arguments: dict[str, Any] = {"input_ids": tokens[:, start:stop], "use_cache": text.cached}
-        if text.cached:
+        if text.masked or not valid.all():
             arguments["attention_mask"] = valid[:, :stop].long()
         if not valid.all():
             positions = valid[:, :stop].long().cumsum(1).sub(1).clamp(min=0)

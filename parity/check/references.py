@@ -19,7 +19,7 @@ from torch import nn
 from parity import reference
 from parity.check import drive, replay
 from parity.check.record import Recorder
-from parity.check.subject import IMPLEMENTATIONS
+from parity.check.subject import IMPLEMENTATIONS, SubjectError
 from parity.tiny import models, sensitive
 from parity.tiny.models import PLAIN
 
@@ -209,7 +209,16 @@ def _table(names: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequen
 
 
 def run(tasks: Sequence[str], words: Sequence[str], replays: bool, console: Console) -> dict[str, Any]:
-    """Survey, print, and return the report with its bars."""
+    """Survey, print, and return the report with its bars.
+
+    Raises:
+        SubjectError: for an unknown task, or if no model type has any of the words in its name.
+    """
+    tasks = tasks or list(models.TASKS)
+    if unknown := [task for task in tasks if task not in models.TASKS]:
+        raise SubjectError(f"no task {unknown[0]!r}; there are {', '.join(models.TASKS)}")
+    if words and not any(word in name for word in words for task in tasks for name in models.model_types(task)):
+        raise SubjectError(f"no {' or '.join(tasks)} model type has {' or '.join(map(repr, words))} in its name")
     start = time.perf_counter()
     found = survey(tasks, words, replays, console)
     seconds = time.perf_counter() - start

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from parity.check import drive, replay, tree
 from parity.check.record import Call, Recorder, rounded
 from parity.compare import Record
+from parity.errors import InputError
 from parity.oracle import lifted
 from parity.tiny import models, sensitive, vary
-from parity.tiny.models import Point
+from parity.tiny.models import PLAIN, Point
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
 
-class SubjectError(ValueError):
+class SubjectError(InputError):
     """A reference that cannot be found, or that cannot serve."""
 
 
@@ -55,21 +56,43 @@ class Subject:
     def points(self, count: int = 4, seed: int = 0) -> list[Point]:
         """The plain configuration, then variations of it which the class accepts, builds and runs.
 
-        A checkpoint has the only one.
-        """
-        return [Point()] if self.directory else vary.points(self.model_type, self.task, count, seed)
-
-    def build(self, point: Point = Point(), seed: int = 0) -> Built:  # noqa: B008 - frozen
-        """The class at home in a tiny model.
+        A checkpoint has a single one.
 
         Raises:
-            SubjectError: if the model has no such module.
+            SubjectError: if the model type cannot serve, with the reason.
         """
+        if self.directory:
+            return [PLAIN]
         try:
-            model = models.model(self.model_type, self.task, point, torch.float32, cls=self._whole_class)
+            return vary.points(self.model_type, self.task, count, seed)
         except models.Unshrinkable as error:
             raise SubjectError(str(error)) from error
-        return Built(self, point, model, self._path(model), seed)
+
+    def build(self, point: Point = PLAIN, seed: int = 0) -> Built:
+        """The class at home in a tiny model, or in the model of a checkpoint.
+
+        Raises:
+            SubjectError: if the model has no such module, or cannot be built.
+        """
+        model = self.model(point, torch.float32)
+        try:
+            weights = sensitive.state(model, seed) if self.directory is None else models.stored(self.directory, model)
+        except models.Unshrinkable as error:
+            raise SubjectError(str(error)) from error
+        return Built(self, point, model, self._path(model), weights)
+
+    def model(self, point: Point, dtype: torch.dtype) -> nn.Module:
+        """The whole model in a dtype, built as loading a checkpoint in it does, its weights not yet set.
+
+        Raises:
+            SubjectError: with the reason, if it cannot be built.
+        """
+        try:
+            if self.directory is not None:
+                return models.of_checkpoint(self.directory, self.task, dtype)
+            return models.model(self.model_type, self.task, point, dtype, cls=self._whole_class)
+        except models.Unshrinkable as error:
+            raise SubjectError(str(error)) from error
 
     @property
     def _whole_class(self) -> str | None:
@@ -96,13 +119,14 @@ class Built:
     Attributes:
         model: the whole tiny model in float32, its weights sensitive, in evaluation mode.
         path: where in it the class's module is; empty for the whole model.
+        whole: the tensors of the whole model by name, float64 and representable in bfloat16.
     """
 
     subject: Subject
     point: Point
     model: nn.Module
     path: str
-    seed: int = 0
+    whole: dict[str, Tensor]
     _models: dict[torch.dtype, nn.Module] = field(default_factory=dict)
     _calls: dict[str, list[Call]] = field(default_factory=dict)
     _recorded: dict[Any, list[Call]] = field(default_factory=dict)
@@ -110,7 +134,6 @@ class Built:
     _optionals: dict[Any, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.whole = sensitive.state(self.model, self.seed)
         sensitive.load(self.model, self.whole)
         self._models[torch.float32] = self.model
 
@@ -156,9 +179,7 @@ class Built:
     def whole_model(self, dtype: torch.dtype) -> nn.Module:
         """The whole model in a dtype, built as loading a checkpoint in it does."""
         if dtype not in self._models:
-            model = models.model(
-                self.subject.model_type, self.subject.task, self.point, dtype, cls=self.subject._whole_class
-            )
+            model = self.subject.model(self.point, dtype)
             sensitive.load(model, self.whole)
             self._models[dtype] = model
         return self._models[dtype]

@@ -39,6 +39,9 @@ class Point:
 
     changes: tuple[tuple[str, Any], ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(str(self.changes))  # values may be mappings
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.changes) or "plain"
 
@@ -171,6 +174,40 @@ def own_config(config: Any, task: str) -> Any:
         return config
     nested = (getattr(config, each, None) for each in getattr(config, "sub_configs", {}))
     return next((each for each in nested if isinstance(each, wanted)), config)
+
+
+def of_checkpoint(directory: Path, task: str, dtype: torch.dtype) -> nn.Module:
+    """The model of a checkpoint's configuration in a dtype; its weights are not set.
+
+    Raises:
+        Unshrinkable: naming the directory and what is wrong.
+    """
+    try:
+        found = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        return build(found, task, dtype)
+    except Exception as error:
+        raise Unshrinkable(f"{directory}: no model can be built from its configuration: {brief(error)}") from error
+
+
+def stored(directory: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a checkpoint by the names of a model's state, float64, rounded to what bfloat16 represents.
+
+    Raises:
+        Unshrinkable: naming the directory and what is wrong, such as tensors that are missing.
+    """
+    transformers.logging.disable_progress_bar()
+    try:
+        loaded, report = type(model).from_pretrained(  # type: ignore[attr-defined]
+            directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:
+        raise Unshrinkable(f"{directory}: its weights cannot be read: {brief(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise Unshrinkable(f"{directory}: the checkpoint lacks {', '.join(missing[:3])}")
+    state = loaded.state_dict()
+    return {
+        name: draw.bfloat16(value).double() if value.is_floating_point() else value for name, value in state.items()
+    }
 
 
 def configs(module: nn.Module) -> list[Any]:

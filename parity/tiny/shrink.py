@@ -116,7 +116,7 @@ def _whole_head(value: int, recipe: Recipe, fields: Fields) -> int:
 _ROPE_DIM, _NOPE_DIM = 4, 8
 
 RULES: Sequence[tuple[str, Rule]] = (
-    (r"^(acoustic|audio|sampling|fft|hop|mel|num_mel)_", lambda v, r, f: v),
+    (r"^(acoustic|sampling|fft|hop|mel|num_mel)_", lambda v, r, f: v),
     (r"vocab_size|vocabulary|num_embeddings$|^max_2d_position|n_words|ngram_vocab", lambda v, r, f: min(v, VOCABULARY)),
     (r"^(num_|n_)?(hidden_|encoder_|decoder_|self_attends_per_)?(layers?|blocks?)$", lambda v, r, f: r.layers),
     (r"codebook_size", _at_most(32)),
@@ -134,6 +134,8 @@ RULES: Sequence[tuple[str, Rule]] = (
     (r"qk_head_dim", _whole_head),
     (r"^v_head_dim$", lambda v, r, f: 12),
     (r"true_hidden_size|intra_bottleneck_size", lambda v, r, f: 32),
+    (r"chunk_(left|right)_context", _at_most(4)),
+    (r"adapter_(in|out)(put)?_(dim|size)|audio_hidden", lambda v, r, f: r.hidden),
     (r"q_lora_rank", lambda v, r, f: 18),
     (r"kv_lora_rank", lambda v, r, f: 10),
     (r"lora_rank|lowrank|_rank$|lora_r$|low_rank", _at_most(5)),
@@ -161,7 +163,7 @@ RULES: Sequence[tuple[str, Rule]] = (
     ),
     (
         r"hidden_?size|^d_model$|^n_embd$|^embed_dim$|^dim$|hidden_dim|embedding_dim|^emb_dim$|model_dim|embedding_size"
-        r"|^width$|lru_width|embed_proj_dim|d_embed|hidden_states_dim|attention_hidden|d_latents|output_dim|adapter_(in|out)_dim",
+        r"|^width$|lru_width|embed_proj_dim|d_embed|hidden_states_dim|attention_hidden|d_latents|output_dim",
         _hidden,
     ),
     (r"original_max_position", lambda v, r, f: ORIGINAL_LENGTH),
