@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -64,12 +62,7 @@ def survey(tasks: Sequence[str], words: Sequence[str], replays: bool, console: C
         if not words or any(word in model_type for word in words)
     ]
     found = []
-    transformers.logging.set_verbosity_error()
-    with (
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress, models.quietly():
         bar = progress.add_task("", total=len(wanted))
         for task, model_type in wanted:
             progress.update(bar, description=f"{task} {model_type}")

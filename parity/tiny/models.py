@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -241,6 +242,19 @@ def nested_types(config: Any) -> set[str]:
     names = getattr(config, "sub_configs", {})
     inside = [getattr(config, name, None) for name in names]
     return {each.model_type for each in inside if each is not None and each.model_type}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep to themselves what transformers says of odd sizes and missing kernels, as long as the context lasts."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)
 
 
 @contextmanager
