@@ -8,11 +8,8 @@ from torch import Tensor
 
 from parity.mistakes.mistake import Mistake, Place
 from parity.mistakes.places import ATTENDING, DECODERS, GROUPED, LANGUAGE_MODELS, MODELS
-from parity.mistakes.seams import Function, exchanged, masked, several, wrapped_each
+from parity.mistakes.seams import Function, exchanged, masked, of_models, several, wrapped_each
 from reimpl.cache import Cache, GrowingCache, SlidingCache
-from reimpl.decoder import Decoder
-from reimpl.deepseek_v3 import DeepseekV3Model
-from reimpl.gpt2 import GPT2Model
 
 KIND = "cache"
 ONE_CHUNK = "b1 s4"
@@ -74,7 +71,7 @@ MISTAKES = (
     ),
     Mistake(
         "goes on with the cache of the prompt before",
-        wrapped_each((Decoder, DeepseekV3Model, GPT2Model), "make_cache", once),
+        wrapped_each(of_models("make_cache"), "make_cache", once),
         (Place(LANGUAGE_MODELS, ("model",), "b1 s3"),),
         ("cached k", "cos", "wpe", "q after rotation", "k after rotation", "scores", "weights"),
         "any second prompt on the same model",

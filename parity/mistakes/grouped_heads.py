@@ -21,10 +21,10 @@ def reading(choose: Function) -> Function:
     """Query head h reads key/value head choose(h, heads, kv_heads)."""
 
     def wrap(mix: Function) -> Function:
-        def call(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        def call(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
             heads, kv_heads = q.shape[1], k.shape[1]
             read = choose(torch.arange(heads), heads, kv_heads)
-            return mix(self, q, k[:, read], v[:, read], mask)
+            return mix(self, q, k[:, read], v[:, read], *rest)
 
         return call
 

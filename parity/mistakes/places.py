@@ -23,6 +23,11 @@ def _has(family: Family, has: type | str) -> bool:
     return any(isinstance(layer.candidate, type) and issubclass(layer.candidate, has) for layer in family.layers)
 
 
+def axes_of(name: str) -> set[str]:
+    """The axes of a family's configuration space."""
+    return {axis.name for axis in families.load(name).axes}
+
+
 def _both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in one if name in other)
 
@@ -37,9 +42,15 @@ RMS = those("norm")
 GATED = those(GatedFeedForward)
 DECODERS = those(Decoder)
 LANGUAGE_MODELS = those(CausalLM)
+PACKING = tuple(name for name in LANGUAGE_MODELS if families.load(name).layer("model").packs)
+POSITIONED = tuple(name for name in LANGUAGE_MODELS if name in ROTARY or families.load(name).positions is not None)
 WINDOWED = _both(those("window"), DECODERS)
 LAYERED_WINDOWS = those("first_window")
+
 SOFTMAX_ROUTED = tuple(name for name in those("moe") if name not in LATENT)
+RENORMALISING = tuple(name for name in SOFTMAX_ROUTED if "norm" not in axes_of(name))
+"""Routers whose weights always sum to 1; those of the others do where the configuration says so."""
+SOMETIMES_RENORMALISING = tuple(name for name in SOFTMAX_ROUTED if name not in RENORMALISING)
 BALANCED = tuple(name for name in SOFTMAX_ROUTED if reference.balance_loss(name) is not None)
 GPT2, BERT, LLAMA = ("gpt2",), ("bert",), ("llama",)
 

@@ -7,22 +7,22 @@ then finds what the one before it left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor, nn
 
+from parity import family as families
 from parity.candidate import Candidate
+from parity.mistakes.places import BERT, LANGUAGE_MODELS
 from parity.pair import Pair, renew_pairs
-from reimpl import attention, bert, decoder, gpt2, latent_attention, moe, norm, rope
 from reimpl.attention import Attention, MultiHead
-from reimpl.bert import BertBody
 from reimpl.config import Config
-from reimpl.decoder import Decoder
-from reimpl.gpt2 import GPT2Model
+from reimpl.decoder import decoder_mask
 from reimpl.latent_attention import LatentAttention
 from reimpl.mask import CAUSAL, causal
 from reimpl.rope import rotate
@@ -32,10 +32,6 @@ Exchange = Callable[[], AbstractContextManager[Any]]
 Fields = Mapping[str, Any]
 Weights = Mapping[str, Tensor]
 
-ROTATING = (attention, latent_attention)
-MASKING = (attention, decoder)
-MAKING_MASKS = (decoder, gpt2, bert)
-WIDENING = (attention, moe, norm, rope)
 ARGUMENTS = ("ids", "valid", "positions", "cache", "embeddings")
 
 
@@ -98,9 +94,34 @@ def wrapped(owner: Any, name: str, wrap: Callable[[Function], Function]) -> Exch
     return lambda: patch.object(owner, name, wrap(getattr(owner, name)))
 
 
-def wrapped_each(owners: tuple[Any, ...], name: str, wrap: Callable[[Function], Function]) -> Exchange:
-    """The same function, wherever it was imported to."""
+def wrapped_each(owners: Iterable[Any], name: str, wrap: Callable[[Function], Function]) -> Exchange:
+    """The method of that name of several classes."""
     return several(*(wrapped(owner, name, wrap) for owner in owners))
+
+
+def everywhere(function: Function, wrap: Callable[[Function], Function]) -> Exchange:
+    """A function of ours made of the one whose place it takes, wherever that was imported to."""
+    name = function.__name__
+
+    def enter() -> AbstractContextManager[Any]:
+        ours = [module for path, module in sys.modules.items() if path.startswith("reimpl.")]
+        return several(*(wrapped(module, name, wrap) for module in ours if name in vars(module)))()
+
+    return enter
+
+
+def bodies(wrap: Callable[[Function], Function]) -> Exchange:
+    """Whole models compute otherwise what they compute of ids, padding, positions and a cache."""
+    encoders = of_models("encode")
+    others = [cls for cls in of_models("forward") if not issubclass(cls, tuple(encoders))]
+    return several(wrapped_each(encoders, "encode", wrap), wrapped_each(others, "forward", wrap))
+
+
+def of_models(method: str) -> list[type]:
+    """The classes of ours that define a method of whole models, without their heads."""
+    models: list[Any] = [families.load(name).layer("model").candidate for name in (*LANGUAGE_MODELS, *BERT)]
+    definers = (next((cls for cls in model.__mro__ if method in vars(cls)), None) for model in models)
+    return list(dict.fromkeys(cls for cls in definers if cls is not None))
 
 
 def built(cls: type, change: Callable[[Any], Any]) -> Exchange:
@@ -123,7 +144,7 @@ def narrow(*modules: Any) -> Exchange:
 
 def rotating(wrap: Callable[[Function], Function]) -> Exchange:
     """Every attention turns queries and keys otherwise."""
-    return wrapped_each(ROTATING, "rotate", wrap)
+    return everywhere(rotate, wrap)
 
 
 def turning(q: Function = rotate, k: Function = rotate) -> Exchange:
@@ -217,7 +238,7 @@ def masked(change: Callable[..., Fields]) -> Exchange:
 
         return call
 
-    return wrapped_each(MAKING_MASKS, "decoder_mask", wrap)
+    return everywhere(decoder_mask, wrap)
 
 
 def remasked(change: Callable[[Tensor], Tensor]) -> Exchange:
@@ -230,7 +251,22 @@ def remasked(change: Callable[[Tensor], Tensor]) -> Exchange:
 
         return call
 
-    return wrapped_each(MAKING_MASKS, "decoder_mask", wrap)
+    return everywhere(decoder_mask, wrap)
+
+
+def masking_with_cache(make: Function) -> Exchange:
+    """Models that are given a cache make their masks otherwise."""
+
+    def wrap(forward: Function) -> Function:
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+            with nullcontext() if given.get("cache") is None else exchange():
+                return forward(self, *args, **kwargs)
+
+        return call
+
+    exchange = everywhere(decoder_mask, lambda _: make)
+    return bodies(wrap)
 
 
 def called(change: Callable[[Fields], Fields]) -> Exchange:
@@ -243,5 +279,4 @@ def called(change: Callable[[Fields], Fields]) -> Exchange:
 
         return call
 
-    bodies = ((Decoder, "forward"), (GPT2Model, "forward"), (BertBody, "encode"))
-    return several(*(wrapped(body, name, wrap) for body, name in bodies))
+    return bodies(wrap)
