@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help parity test fixtures readme bench real soak lint format pins clean
+.PHONY: help parity test fixtures readme bench real mistakes soak lint format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -38,6 +38,9 @@ bench: $(READY) ## measure speed and hold it against its bars
 
 real: $(REAL) ## hold trained models, SmolLM2-135M and all-MiniLM-L6-v2, against transformers
 	@$(BIN)/python -m parity.real $(ARGS)
+
+mistakes: $(READY) ## make every mistake of the catalogue in our layers and show that it is caught
+	@$(BIN)/parity mistakes $(MODEL) $(ARGS)
 
 soak: $(READY) ## show that correct layers raise no alarm: 100,000 scenarios, resumable, an hour or so
 	@$(BIN)/parity soak $(MODEL) $(ARGS)

@@ -27,7 +27,8 @@ app = typer.Typer(
     help="Is this layer the same function as the class in transformers?",
 )
 
-SOAK_LOG = Path("soak.jsonl")
+SOAK_LOG, CORES = Path("soak.jsonl"), os.cpu_count() or 1
+Workers = Annotated[int, typer.Option(min=1, help="processes; by default one per core")]
 Model = Annotated[str | None, typer.Argument(help="model type, as in config.json; all families if left out")]
 
 
@@ -115,7 +116,7 @@ def soak(
     dtype: Annotated[list[str] | None, typer.Option(help="by default float32 and bfloat16 (repeat)")] = None,
     scenarios: Annotated[int, typer.Option(min=1, help="how many, over all rows")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same scenarios")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="processes; by default one per core")] = os.cpu_count() or 1,
+    workers: Workers = CORES,
     log: Annotated[Path, typer.Option(help="a line per batch; a run that was stopped goes on from here")] = SOAK_LOG,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
 ) -> None:
@@ -131,6 +132,32 @@ def soak(
     if json is not None:
         write_atomically(json, as_json({"bars": bars, "batches": [asdict(each) for each in done]}))
     raise typer.Exit(0 if all(bar["holds"] for bar in bars) else 1)
+
+
+@app.command()
+def mistakes(
+    model: Model = None,
+    kind: Annotated[list[str] | None, typer.Option(help="only mistakes of this kind (repeat)")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="only the mistake of this name (repeat)")] = None,
+    examples: Annotated[int, typer.Option(min=1, help="scenarios at most until a mistake must be caught")] = 160,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same scenarios")] = 0,
+    workers: Workers = CORES,
+    record: Annotated[bool, typer.Option("--record", help="keep the summary, which the README shows")] = False,
+    json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+) -> None:
+    """Make every mistake of the catalogue in our layers and show that ordinary runs catch it."""
+    from parity import proof
+    from parity.table import check_place
+
+    if json is not None:
+        check_place(json)
+    chosen = proof.select(model, kind or [], name or [])
+    whole = record and not (model or kind or name)
+    if record and not whole:
+        raise typer.BadParameter(
+            "--record keeps the summary of the whole catalogue: leave out MODEL, --kind and --name"
+        )
+    raise typer.Exit(proof.prove(chosen, examples, seed, workers, whole, json, console()))
 
 
 @app.command("list")

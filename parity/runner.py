@@ -27,7 +27,6 @@ CONFIGURATIONS = 8  # drawn at least, and examples of each at most
 SESSION = 10  # after so many examples Hypothesis varies each five times before it draws another, so we begin anew
 SETTINGS: Mapping[str, Any] = MappingProxyType(
     {
-        "phases": (Phase.generate, Phase.shrink),
         "deadline": None,
         "database": None,
         "derandomize": False,
@@ -85,7 +84,7 @@ def check(prop: Property, family: Family, layer: Layer, scenario: Scenario, tall
         Mismatch: if the candidate is not the reference's function.
     """
     tally = Tally() if tally is None else tally
-    judgements, mismatch = _judged(prop, family, layer, scenario)
+    judgements, mismatch = judged(prop, family, layer, scenario)
     if mismatch is not None and (gap := _gap(mismatch)) is not None:
         tally.gaps.setdefault(gap.name, Inconsistent(mismatch, gap))
         return
@@ -95,7 +94,7 @@ def check(prop: Property, family: Family, layer: Layer, scenario: Scenario, tall
         raise mismatch
 
 
-def _judged(
+def judged(
     prop: Property, family: Family, layer: Layer, scenario: Scenario
 ) -> tuple[list[Judgement] | None, Mismatch | None]:
     """What was judged, if the two sides could be held against each other, and the mismatch if they differ.
@@ -129,6 +128,10 @@ def _gap(mismatch: Mismatch) -> gaps.Gap | None:
     return gap
 
 
+class Enough(Exception):
+    """Nothing more needs to be drawn."""
+
+
 class Found(Exception):
     """Carries a mismatch past Hypothesis, which formats every exception that it meets, and a mismatch traces itself."""
 
@@ -160,15 +163,7 @@ def hold(
     Returns:
         What was seen, with the smallest mismatch if there is one.
     """
-    tally, start, profile = Tally(), time.perf_counter(), settings()
-    examples = examples or profile.max_examples
-    base = _base_seed(seed, profile.derandomize)
-    pool = Pool(
-        dtypes=tuple(name for name in prop.stated_in(layer) if name in dtypes),
-        seed=base,
-        size=max(CONFIGURATIONS, examples // CONFIGURATIONS),
-        stack=stack,
-    )
+    tally, start = Tally(), time.perf_counter()
 
     def holds(scenario: Scenario) -> None:
         try:
@@ -178,16 +173,45 @@ def hold(
         on_scenario()
 
     try:
-        for number, first in enumerate(range(0, examples, SESSION)):
-            limited = settings(profile, max_examples=min(SESSION, examples - first), **SETTINGS)
-            session = limited(given(prop.scenarios(family, layer, pool))(holds))
-            hypothesis_seed(f"{base} {number}")(session)()
+        draw(prop, family, layer, dtypes, holds, examples=examples, seed=seed, stack=stack)
     except Found as found:
         tally.mismatch = simplest(found.mismatch)
     except FlakyFailure as flaky:  # the candidate is not the same function twice
         tally.mismatch = next(each.mismatch for each in flaky.exceptions if isinstance(each, Found))
     tally.seconds = time.perf_counter() - start
     return tally
+
+
+def draw(
+    prop: Property,
+    family: Family,
+    layer: Layer,
+    dtypes: Sequence[str],
+    look: Callable[[Scenario], None],
+    *,
+    examples: int | None = None,
+    seed: int | None = None,
+    stack: int | None = None,
+    shrink: bool = True,
+) -> None:
+    """Show somebody the scenarios that an ordinary run draws; the arguments are those of `hold`.
+
+    What `look` raises ends it, after the smallest scenario that raises it was found, if that is wanted.
+    """
+    profile = settings()
+    examples = examples or profile.max_examples
+    base = _base_seed(seed, profile.derandomize)
+    pool = Pool(
+        dtypes=tuple(name for name in prop.stated_in(layer) if name in dtypes),
+        seed=base,
+        size=max(CONFIGURATIONS, examples // CONFIGURATIONS),
+        stack=stack,
+    )
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    for number, first in enumerate(range(0, examples, SESSION)):
+        limited = settings(profile, max_examples=min(SESSION, examples - first), phases=phases, **SETTINGS)
+        session = limited(given(prop.scenarios(family, layer, pool))(look))
+        hypothesis_seed(f"{base} {number}")(session)()
 
 
 def _base_seed(seed: int | None, derandomize: bool) -> int:

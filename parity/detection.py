@@ -1,0 +1,149 @@
+"""Whether the ordinary runs of a family catch a mistake: after how many scenarios, in which verdict, by how much.
+
+The scenarios are those that `parity run` draws, none is picked by hand. Each judges several dtypes at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from parity import family as families
+from parity import gaps
+from parity import property as properties
+from parity.compare import worst
+from parity.family import Family, Layer
+from parity.mistakes.mistake import Mistake
+from parity.pair import pair_of
+from parity.property import Property
+from parity.runner import Enough, draw, judged
+from parity.scenario import Scenario, parse_scenario
+from parity.usual import usual_checks
+
+WIDE = 100  # times the allowance, by which a mistake must be seen under its trigger
+WIDELY = ("f64", "f32")  # the dtypes in which every mistake must be caught
+EXAMPLES = 160  # scenarios at most until a mistake must have been caught
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The error of a scenario, by the judgement furthest beyond its allowance; both relative."""
+
+    verdict: str
+    error: float
+    allowed: float
+    times: float
+
+
+@dataclass(frozen=True)
+class Catch:
+    """The first scenario that shows a mistake in a dtype: its number, the worst verdict, the error over its allowance."""
+
+    after: int
+    verdict: str
+    times: float
+    scenario: str
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What the runs of a family say of a mistake.
+
+    Attributes:
+        mistake, kind: its name, and what kind it is.
+        model, layer: where it was made.
+        shown: by dtype, the error in the scenario that must show it.
+        caught: by dtype, the first catch; a dtype in which nothing was caught has none.
+        dtypes: those it was looked for in.
+        usual: what the usual checks say of it, True where they find nothing.
+        seconds: CPU time.
+    """
+
+    mistake: str
+    kind: str
+    model: str
+    layer: str
+    dtypes: tuple[str, ...]
+    shown: dict[str, Shown] = field(default_factory=dict)
+    caught: dict[str, Catch] = field(default_factory=dict)
+    usual: dict[str, bool] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def detect(mistake: Mistake, model_type: str, examples: int = EXAMPLES, seed: int = 0) -> Detection:
+    """Make a mistake in the lowest layer of a family that can make it, and look for it."""
+    start, family = time.process_time(), families.load(model_type)
+    layer, prop = family.layer(mistake.where[model_type][0]), properties.find(mistake.prop)
+    dtypes = tuple(name for name in prop.dtypes if _shows_in(mistake, name))
+    with mistake.planted():
+        shown = _shown(mistake, family, layer, prop, dtypes)
+        caught = _caught(family, layer, prop, dtypes, examples, seed)
+        usual = _usual(mistake, family, layer)
+    seconds = time.process_time() - start
+    return Detection(mistake.name, mistake.kind, model_type, layer.name, dtypes, shown, caught, usual, seconds)
+
+
+def _shows_in(mistake: Mistake, dtype: str) -> bool:
+    """A mistake of precision shows in no finer dtype than it is of; float16 is left to those of its own."""
+    if mistake.dtype != "f64":
+        return dtype == mistake.dtype
+    return dtype != "f16"
+
+
+def _shown(mistake: Mistake, family: Family, layer: Layer, prop: Property, dtypes: Sequence[str]) -> dict[str, Shown]:
+    """The error in the scenario under which the mistake must show."""
+    scenario = replace(parse_scenario(mistake.place(family.model_type).shows), dtypes=tuple(dtypes))
+    judgements, _ = judged(prop, family, layer, scenario)
+    if judgements is None:
+        return {name: Shown("raises", math.inf, 0.0, math.inf) for name in dtypes}
+    found = ((name, worst(each for each in judgements if each.dtype == name)) for name in dtypes)
+    return {name: Shown(j.quantity.verdict, j.error, j.allowed, j.ratio) for name, j in found if j is not None}
+
+
+def _caught(
+    family: Family, layer: Layer, prop: Property, dtypes: tuple[str, ...], examples: int, seed: int
+) -> dict[str, Catch]:
+    """The first catch in every dtype."""
+    caught: dict[str, Catch] = {}
+    drawn = 0
+
+    def look(scenario: Scenario) -> None:
+        nonlocal drawn
+        left = tuple(name for name in dtypes if name not in caught)
+        if not left:
+            raise Enough
+        drawn += 1
+        caught.update(_catches(prop, family, layer, replace(scenario, dtypes=left), drawn))
+
+    with suppress(Enough):
+        draw(prop, family, layer, dtypes, look, examples=examples, seed=seed, shrink=False)
+    return caught
+
+
+def _catches(prop: Property, family: Family, layer: Layer, scenario: Scenario, number: int) -> dict[str, Catch]:
+    """What one scenario shows, by dtype."""
+    judgements, mismatch = judged(prop, family, layer, scenario)
+    if mismatch is None or gaps.at(mismatch.place):
+        return {}
+    if judgements is None:
+        return {name: Catch(number, "raises", math.inf, str(scenario)) for name in scenario.dtypes}
+    catches = {}
+    for name in scenario.dtypes:
+        if failed := worst(each for each in mismatch.failed if each.dtype == name):
+            catches[name] = Catch(number, failed.quantity.verdict, failed.ratio, str(scenario.only(name)))
+    return catches
+
+
+def _usual(mistake: Mistake, family: Family, layer: Layer) -> dict[str, bool]:
+    """What the usual checks say of the layer, and of what the whole model generates where it holds the layer."""
+    scenario = parse_scenario(mistake.place(family.model_type).shows)
+    said = {}
+    for each in dict.fromkeys((layer, family.layers[-1])):
+        if each is layer or (each.generates and each.name in mistake.where[family.model_type]):
+            config = tuple((name, value) for name, value in scenario.config if name in each.axes)
+            found = usual_checks(pair_of(family.model_type, each.name, config), replace(scenario, config=config))
+            said = found | said
+    return said
