@@ -39,7 +39,7 @@ def run(
     prop: Annotated[list[str] | None, typer.Option("--property", help="only this property (repeat)")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float64, float32, bfloat16 or float16 (repeat)")] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="scenarios per row; else the profile's number")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same scenarios")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="the same seed draws the same scenarios; else 0")] = None,
     scenario: Annotated[str | None, typer.Option(help="one scenario's line, as a mismatch prints it")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="a local checkpoint in Hugging Face's layout")] = None,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
@@ -51,13 +51,17 @@ def run(
         check_place(json)
     if checkpoint is not None:
         given = {"MODEL": model, "--layer": layer, "--property": prop, "--examples": examples}
-        raise typer.Exit(_run_checkpoint(checkpoint, given, dtype, seed, scenario, json))
+        raise typer.Exit(_run_checkpoint(checkpoint, given, dtype, seed or 0, scenario, json))
     from parity import run as runs
 
     selection = _select(model, layer, prop, dtype)
     if scenario is not None:
+        if examples is not None or seed is not None:
+            raise typer.BadParameter(
+                "--examples and --seed cannot be given with --scenario, which is one, with its seed"
+            )
         raise typer.Exit(runs.run_scenario(selection, scenario, json, console()))
-    raise typer.Exit(runs.run(selection, examples, seed, json, console()))
+    raise typer.Exit(runs.run(selection, examples, seed or 0, json, console()))
 
 
 @app.command()

@@ -30,7 +30,7 @@ EXAMPLES = 160  # scenarios at most until a mistake must have been caught
 
 @dataclass(frozen=True)
 class Shown:
-    """The error of a scenario, by the judgement furthest beyond its allowance; both relative."""
+    """The error of a scenario, by the judgement furthest beyond its allowance; all but `times` relative."""
 
     verdict: str
     error: float
@@ -40,7 +40,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Catch:
-    """The first scenario that shows a mistake in a dtype: its number, the worst verdict, the error over its allowance."""
+    """The first scenario that shows a mistake in a dtype: its number, and the verdict furthest beyond its allowance."""
 
     after: int
     verdict: str

@@ -110,6 +110,10 @@ class Pair:
             raise ScenarioError(f"{self.layer} attends to a memory: give it one, as in 'm5'")
         if scenario.typed and not types:
             raise ScenarioError(f"{self.family.model_type} knows no types of tokens: leave 'typed' out")
+        if self.layer.kind in (Kind.POINTWISE, Kind.CROSS) and _tells_tokens_apart(scenario):
+            raise ScenarioError(
+                f"{self.layer} knows no positions and no padding: leave left, right, inner, packed, masked and @ out"
+            )
         if limit is not None and scenario.offset + scenario.length > limit:
             raise ScenarioError(f"{self.family.model_type} has {limit} positions here: lower @ or shorten the rows")
         return Case(scenario, self.layer, self.layer.width(config), getattr(config, "vocab_size", 1), window, types)
@@ -170,6 +174,11 @@ class Pair:
     def implementations_of(self, side: Reference) -> Sequence[Mapping[str, str]]:
         """Those that one side has."""
         return [way for way in self.implementations if side.can(way)]
+
+
+def _tells_tokens_apart(scenario: Scenario) -> bool:
+    """Whether a scenario says anything of the places of its tokens."""
+    return bool(any(scenario.padding) or scenario.packing or scenario.masked_positions or scenario.offset)
 
 
 def on_disk(side: Side, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -92,12 +92,20 @@ def run(selection: Selection, examples: int | None, seed: int, json: Path | None
 
 
 def run_scenario(selection: Selection, line: str, json: Path | None, console: Console) -> int:
-    """Run one scenario through the properties selected, and return the exit code."""
+    """Run one scenario through the properties selected that are stated in its dtypes, and return the exit code.
+
+    Raises:
+        FamilyError: if there are none.
+    """
     profile, start = prepare(), time.perf_counter()
-    scenario = parse_scenario(line)
-    print_header(console, profile, 1, scenario.seed)
+    given = parse_scenario(line)
+    print_header(console, profile, 1, given.seed)
     rows, tallies = [], []
     for family, layer, prop in selection.rows:
+        dtypes = tuple(name for name in given.dtypes if name in prop.dtypes and name in selection.dtypes)
+        if not dtypes:
+            continue
+        scenario = replace(given, dtypes=dtypes)
         family.point(layer, scenario.values)
         tally, began = Tally(), time.perf_counter()
         try:
@@ -107,6 +115,10 @@ def run_scenario(selection: Selection, line: str, json: Path | None, console: Co
         tally.seconds = time.perf_counter() - began
         rows.append((family, layer, prop))
         tallies.append(tally)
+    if not rows:
+        raise families.FamilyError(
+            f"nothing to run: no property of those chosen is stated in {', '.join(given.dtypes)}"
+        )
     return _conclude(rows, tallies, time.perf_counter() - start, json, console)
 
 

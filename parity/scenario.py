@@ -38,6 +38,9 @@ LETTERS: Mapping[str, str] = MappingProxyType({"h": "heads", "d": "head_dim"})
 
 MOST_TOKENS = 2**20  # of one call; more would not fit into memory
 
+LARGEST = 1e18
+"""Of the scales of inputs. Their squares stay finite in float32."""
+
 AxisValue = bool | int | float | str
 
 
@@ -78,10 +81,20 @@ class Scenario:
         _require(self.stack > 0, f"stack is {self.stack}, but should be at least 1")
         _require(bool(self.schedule) and min(self.schedule) > 0, f"every chunk needs a token, got {self.schedule}")
         _require(self.side in SIDES, f"padding side is {self.side!r}, but should be one of {', '.join(SIDES)}")
-        _require(len(self.padding) in (0, self.batch), f"{len(self.padding)} paddings for {self.batch} rows")
-        _require(all(0 <= count < self.length for count in self.padding), f"padding {self.padding} leaves a row empty")
-        _require(not (self.padding and self.packing), "packed rows have no padding")
-        _require(self.packing == () or sum(self.packing) == self.length, "documents must fill the row exactly")
+        _require(
+            len(self.padding) in (0, self.batch),
+            f"{self.side}{_join(self.padding)} pads {len(self.padding)} rows, but b{self.batch} says that there are"
+            f" {self.batch}: give one number per row",
+        )
+        _require(
+            all(0 <= count < self.length for count in self.padding),
+            f"{self.side}{_join(self.padding)} leaves a row of {self.length} tokens empty: pad fewer",
+        )
+        _require(not (self.padding and self.packing), "packed rows have no padding: leave one of the two words out")
+        _require(
+            self.packing == () or sum(self.packing) == self.length,
+            f"packed{_join(self.packing)} are {sum(self.packing)} tokens, but a row has {self.length}: make them equal",
+        )
         _require(self.packing == () or min(self.packing) > 0, f"every document needs a token, got {self.packing}")
         _require(
             self.rows * self.length <= MOST_TOKENS, f"{self.rows * self.length:,} tokens; {MOST_TOKENS:,} are the most"
@@ -89,7 +102,11 @@ class Scenario:
         _require(self.offset < 2**31, f"position {self.offset} is beyond every table; the last is {2**31 - 1}")
         _require(self.offset >= 0, f"offset is {self.offset}, but positions start at 0 or later")
         _require(self.memory >= 0, f"memory is {self.memory}, but should be a number of tokens")
-        _require(len(self.memory_padding) in (0, self.batch), f"{len(self.memory_padding)} memories, {self.batch} rows")
+        _require(
+            len(self.memory_padding) in (0, self.batch),
+            f"m{self.memory}-{_join(self.memory_padding)} pads {len(self.memory_padding)} memories, but b{self.batch}"
+            f" says that there are {self.batch} rows: give one number per row",
+        )
         _require(
             all(0 <= count < self.memory for count in self.memory_padding),
             f"padding {self.memory_padding} leaves a memory of {self.memory} tokens empty",
@@ -99,7 +116,10 @@ class Scenario:
             self.columns == 0 or self.length % self.columns == 0,
             f"{self.length} pixels do not fill an image that is {self.columns} wide",
         )
-        _require(0 < self.scale < math.inf, f"scale is {self.scale}, but should be a positive number")
+        _require(
+            1 / LARGEST <= self.scale <= LARGEST,
+            f"scale is {self.scale:g}, but should lie between {1 / LARGEST:g} and {LARGEST:g}, as errors are squared",
+        )
         _require(bool(self.dtypes), "at least one dtype is needed")
         for name in self.dtypes:
             _require(name in DTYPES, f"dtype {name!r} is none of {', '.join(DTYPES)}")

@@ -38,8 +38,8 @@ def prompt(scenario: Scenario) -> Scenario:
 def usual_checks(pair: Pair, scenario: Scenario) -> dict[str, bool]:
     """Whether each of the usual checks finds the candidate right.
 
-    The outputs of one prompt by `torch.testing.assert_close` and by a cosine above 0.99; where the layer generates, also
-    the tokens of a greedy generation. A candidate that raises passes none.
+    The outputs of one prompt by `torch.testing.assert_close` and by a cosine above 0.99; where the layer generates,
+    also the tokens of a greedy generation. A candidate that raises passes none.
     """
     case = pair.case(prompt(scenario))
     weights = default_weights(pair, case.scenario.seed)

@@ -38,7 +38,7 @@ def test_words_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("b2 m3-1", "1 memories, 2 rows"),
+        ("b2 m3-1", "m3-1 pads 1 memories, but b2"),
         ("m3-3", "leaves a memory of 3 tokens empty"),
         ("m3-", "'m3-' is not understood"),
         ("typ", "'typ' is not understood"),
