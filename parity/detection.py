@@ -20,7 +20,7 @@ from parity.mistakes.mistake import Mistake
 from parity.pair import pair_of
 from parity.property import Property
 from parity.runner import Enough, draw, judged
-from parity.scenario import Scenario, parse_scenario
+from parity.scenario import DTYPES, Scenario, parse_scenario
 from parity.usual import usual_checks
 
 WIDE = 100  # times the allowance, by which a mistake must be seen under its trigger
@@ -73,17 +73,19 @@ class Detection:
     seconds: float = 0.0
 
 
-def detect(mistake: Mistake, model_type: str, examples: int = EXAMPLES, seed: int = 0) -> Detection:
-    """Make a mistake in the lowest layer of a family that can make it, and look for it."""
+def detect(
+    mistake: Mistake, model_type: str, examples: int = EXAMPLES, seed: int = 0, dtypes: Sequence[str] = tuple(DTYPES)
+) -> Detection:
+    """Make a mistake in the lowest layer of a family that can make it, and look for it in those dtypes it shows in."""
     start, family = time.process_time(), families.load(model_type)
     layer, prop = family.layer(mistake.where[model_type][0]), properties.find(mistake.prop)
-    dtypes = tuple(name for name in prop.dtypes if _shows_in(mistake, name))
+    dtypes = tuple(name for name in prop.dtypes if name in dtypes and _shows_in(mistake, name))
     with mistake.planted():
         shown = _shown(mistake, family, layer, prop, dtypes)
         caught = _caught(family, layer, prop, dtypes, examples, seed)
         usual = _usual(mistake, family, layer)
     seconds = time.process_time() - start
-    return Detection(mistake.name, mistake.kind, model_type, layer.name, dtypes, shown, caught, usual, seconds)
+    return Detection(mistake.name, mistake.kind, model_type, layer.name, tuple(dtypes), shown, caught, usual, seconds)
 
 
 def _shows_in(mistake: Mistake, dtype: str) -> bool:
@@ -138,11 +140,11 @@ def _catches(prop: Property, family: Family, layer: Layer, scenario: Scenario, n
 
 
 def _usual(mistake: Mistake, family: Family, layer: Layer) -> dict[str, bool]:
-    """What the usual checks say of the layer, and of what the whole model generates where it holds the layer."""
+    """What the usual checks say of the layer, and of the whole model where it generates."""
     scenario = parse_scenario(mistake.place(family.model_type).shows)
     said = {}
     for each in dict.fromkeys((layer, family.layers[-1])):
-        if each is layer or (each.generates and each.name in mistake.where[family.model_type]):
+        if each is layer or each.generates:
             config = tuple((name, value) for name, value in scenario.config if name in each.axes)
             found = usual_checks(pair_of(family.model_type, each.name, config), replace(scenario, config=config))
             said = found | said

@@ -21,6 +21,7 @@ from parity import reference
 from parity.detection import EXAMPLES, WIDE, WIDELY, Detection, detect
 from parity.family import FamilyError
 from parity.mistakes import catalogue, find
+from parity.mistakes import kinds as all_kinds
 from parity.run import prepare, progress_bar
 from parity.scenario import DTYPE_NAMES
 from parity.table import as_json, write_atomically
@@ -39,7 +40,7 @@ def select(model: str | None, kinds: Sequence[str], names: Sequence[str]) -> lis
     Raises:
         FamilyError: for an unknown model type, kind or name, or if nothing is left.
     """
-    known = sorted({mistake.kind for mistake in catalogue()})
+    known = sorted(all_kinds())
     for kind in kinds:
         if kind not in known:
             close = get_close_matches(kind, known, n=1)

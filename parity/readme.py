@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from parity import family as families
 from parity import gaps
@@ -14,6 +16,7 @@ from parity.family import Layer
 from parity.listing import covered
 
 README = Path(__file__).parents[1] / "README.md"
+MISTAKES = README.parent / "fixtures" / "mistakes.json"
 
 
 def coverage() -> str:
@@ -46,8 +49,30 @@ def contradictions() -> str:
     return "\n".join(rows)
 
 
+def found_mistakes() -> str:
+    """A row per kind of mistake, as `make mistakes ARGS=--record` has recorded it last."""
+    record = json.loads(MISTAKES.read_text(encoding="utf-8"))
+    dtypes, checks = ("float64", "float32", "bfloat16"), ("assert_close", "cosine > 0.99", "greedy tokens")
+    rows = [f"| kind | mistakes | made | {' | '.join(dtypes)} | {' | '.join(checks)} |", "|---" * 9 + "|"]
+    totals = [0, 0, *[[0, 0] for _ in (*dtypes, *checks)]]
+    for kind, each in record["kinds"].items():
+        shares = [*each["caught"].values(), *each["passed"].values()]
+        rows.append(_row(kind, [len(each["mistakes"]), each["made"], *shares]))
+        totals = [_sum(*pair) for pair in zip(totals, [len(each["mistakes"]), each["made"], *shares], strict=True)]
+    return "\n".join([*rows, _row("all", totals)])
+
+
+def _row(name: str, cells: Sequence[Any]) -> str:
+    texts = [f"{cell[0]} of {cell[1]}" if isinstance(cell, list) else str(cell) for cell in cells]
+    return f"| {name} | {' | '.join(texts)} |"
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return [a + b for a, b in zip(one, other, strict=True)] if isinstance(one, list) else one + other
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType(
-    {"coverage": coverage, "properties": sentences, "gaps": contradictions}
+    {"coverage": coverage, "properties": sentences, "gaps": contradictions, "mistakes": found_mistakes}
 )
 
 
