@@ -21,6 +21,7 @@ ATTEND = Axis("attend", ("fused", "eager", "tiled"), "our implementation of the 
 
 WINDOW = Axis("window", (0, 3, 5, 2), "sliding_window; 0 for none; 1 is the gap window-of-one", undrawn=(1,))
 MANY = Axis("many", (0, 64, 256), "so many experts, where it is not 0")
+DISPATCH = Axis("dispatch", ("sorted", "dense"), "our way from tokens to their experts and back")
 JITTER = Axis("jitter", (0.0, 0.1), "router_jitter_noise, for training only: gap jitter-in-place")
 EXPERT_UNIT = 8
 """What sizes are multiples of in a model with experts: `grouped_mm` wants rows of 16 bytes, in half precision too."""

@@ -33,8 +33,9 @@ class Candidate:
         self.rules = below(family.rules(config), layer.at)
         if "attend" in point:
             choose(self.module, "attend", IMPLEMENTATIONS[str(point["attend"])])
-        if "form" in point:
-            choose(self.module, "form", point["form"])
+        for name in ("form", "dispatch"):
+            if name in point:
+                choose(self.module, name, point[name])
 
     def new_cache(self) -> Cache:
         """An empty cache, as the layer wants it."""

@@ -120,8 +120,11 @@ class GroupedRouter(nn.Module):
 class Experts(nn.Module):
     """sum_c w_c down_e(act(gate_e(x)) * up_e(x)) over the experts e chosen for a token; weights of all experts stacked.
 
-    The rows of `gate_up_proj` are the gate's, then those of up. Tokens are sorted by expert, so each multiplies once.
+    The rows of `gate_up_proj` are the gate's, then those of up. By default tokens are sorted by expert, so each
+    multiplies once; `dispatch` may be `dense` instead: every expert computes every token, as accelerators like it.
     """
+
+    dispatch = "sorted"
 
     def __init__(self, experts: int, size: int, hidden: int, act: str) -> None:
         super().__init__()
@@ -137,8 +140,18 @@ class Experts(nn.Module):
         experts: Int[Tensor, "tokens chosen"],
         weights: Float[Tensor, "tokens chosen"],
     ) -> Float[Tensor, "tokens size"]:
-        several = self._of_one if len(x) == 1 else self._of_many
+        if self.dispatch == "dense":
+            several = self._densely
+        else:
+            several = self._of_one if len(x) == 1 else self._of_many
         return several(x, experts, weights).to(x.dtype)
+
+    def _densely(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """What an expert puts out for a token that did not choose it weighs nothing."""
+        of_expert = weights.new_zeros(len(x), len(self.down_proj)).scatter_add(-1, experts, weights)
+        each = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
+        outputs = torch.stack([self._expert(x, gate_up, down) for gate_up, down in each])
+        return torch.einsum("te,etd->td", of_expert, outputs.to(weights.dtype))
 
     def _of_one(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """A single token needs no sorting, and all its experts' activations take one step."""

@@ -20,7 +20,7 @@ YARN: Mapping[str, Mapping[str, float]] = {
 """YaRN with mscale, mscale_all_dim or both: they enlarge the rotary tables, and the softmax scale, each by its rule."""
 
 ATTENTION = ("heads", "ranks", "head", "interleave", "bias", "rope", "theta", "form", "attend")
-EXPERTS = ("experts", "norm", "factor", "shared", "act")
+EXPERTS = ("experts", "norm", "factor", "shared", "act", "dispatch")
 BLOCK = (*ATTENTION, *EXPERTS, "dense", "eps")
 AXES = (
     Axis("heads", (2, 1, 4, 3), "heads; keys and values have as many"),
@@ -32,6 +32,7 @@ AXES = (
     axes.THETA,
     Axis("experts", ("4/1/1/2", "8/4/2/3", "12/3/2/5", "8/2/1/4", "8/4/4/1"), "experts / groups / kept / chosen"),
     axes.MANY,
+    axes.DISPATCH,
     Axis("norm", (True, False), "whether the weights of the chosen sum to 1 (norm_topk_prob)"),
     Axis("factor", (2.5, 1.0), "routed_scaling_factor"),
     Axis("shared", (1, 2), "n_shared_experts"),

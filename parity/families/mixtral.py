@@ -12,7 +12,7 @@ from parity.tiny import sizes
 from reimpl import mixtral
 
 ATTENTION = ("heads", "head_dim", "rope", "theta", "window", "attend")
-EXPERTS = ("experts", "act", "jitter", "square")
+EXPERTS = ("experts", "act", "jitter", "square", "dispatch")
 BLOCK = (*ATTENTION, *EXPERTS, "eps")
 AXES = (
     axes.HEADS,
@@ -22,6 +22,7 @@ AXES = (
     axes.WINDOW,
     Axis("experts", ("4/2", "5/3", "8/1", "7/4"), "experts / chosen for a token"),
     axes.MANY,
+    axes.DISPATCH,
     axes.JITTER,
     axes.EPS,
     axes.ACT,
