@@ -143,9 +143,8 @@ def _usual(mistake: Mistake, family: Family, layer: Layer) -> dict[str, bool]:
     """What the usual checks say of the layer, and of the whole model where it generates."""
     scenario = parse_scenario(mistake.place(family.model_type).shows)
     said = {}
-    for each in dict.fromkeys((layer, family.layers[-1])):
-        if each is layer or each.generates:
-            config = tuple((name, value) for name, value in scenario.config if name in each.axes)
-            found = usual_checks(pair_of(family.model_type, each.name, config), replace(scenario, config=config))
-            said = found | said
+    for each in (layer, *(top for top in family.layers if top.generates and top is not layer)):
+        config = tuple((name, value) for name, value in scenario.config if name in each.axes)
+        found = usual_checks(pair_of(family.model_type, each.name, config), replace(scenario, config=config))
+        said = found | said
     return said

@@ -141,9 +141,8 @@ class Experts(nn.Module):
         weights: Float[Tensor, "tokens chosen"],
     ) -> Float[Tensor, "tokens size"]:
         if self.dispatch == "dense":
-            several = self._densely
-        else:
-            several = self._of_one if len(x) == 1 else self._of_many
+            return self._densely(x, experts, weights).to(x.dtype)
+        several = self._of_one if len(x) == 1 else self._of_many
         return several(x, experts, weights).to(x.dtype)
 
     def _densely(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
