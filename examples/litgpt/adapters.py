@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from litgpt.config import Config
 from torch import nn
 
-from litgpt.config import Config
 from parity.check.adapter import Adapter, Constructed, Recorded
 from reimpl.weights import Same
 
