@@ -142,7 +142,7 @@ def _catches(prop: Property, family: Family, layer: Layer, scenario: Scenario, n
 def _usual(mistake: Mistake, family: Family, layer: Layer) -> dict[str, bool]:
     """What the usual checks say of the layer, and of the whole model where it generates."""
     scenario = parse_scenario(mistake.place(family.model_type).shows)
-    said = {}
+    said: dict[str, bool] = {}
     for each in (layer, *(top for top in family.layers if top.generates and top is not layer)):
         config = tuple((name, value) for name, value in scenario.config if name in each.axes)
         found = usual_checks(pair_of(family.model_type, each.name, config), replace(scenario, config=config))
