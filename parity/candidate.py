@@ -16,6 +16,7 @@ from reimpl.cache import Cache, CrossCache, DecoderCache, GrowingCache, LatentCa
 from reimpl.latent_attention import LatentAttention
 from reimpl.moe import router_logits
 from reimpl.precision import convert
+from reimpl.state import StateCache
 from reimpl.weights import below, slots
 
 
@@ -37,13 +38,18 @@ class Candidate:
             if name in point:
                 choose(self.module, name, point[name])
 
+    def loaded(self) -> None:
+        """Nothing of ours remembers the weights it had."""
+
     def new_cache(self) -> Cache:
         """An empty cache, as the layer wants it."""
         if self.layer.kind is Kind.MODEL:
             return self.module.make_cache()
         return Cache([self._layer_cache()])
 
-    def _layer_cache(self) -> LayerCache | Cache:
+    def _layer_cache(self) -> LayerCache | StateCache | Cache:
+        if self.layer.recurrent:
+            return StateCache()
         if self.layer.kind is Kind.CROSS:
             return CrossCache()
         if self.family.memory(self.point):
@@ -91,6 +97,9 @@ class Candidate:
         kind, span = self.layer.kind, slice(step.start, step.stop)
         if kind in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
             return (x,), {}
+        if kind is Kind.RECURRENT:
+            valid = {} if case.valid is None else {"valid": case.valid[:, span]}
+            return (x,), valid | {"cache": None if cache is None else cache[0]}
         if kind is Kind.ROTARY:
             return (x, case.positions[:, span]), {}
         typed = {} if case.types is None else {"token_types": case.types[:, span]}
@@ -136,8 +145,11 @@ def cache_contents(cache: Cache, first: int = 0) -> list[tuple[str, Tensor]]:
 
     Latents stand for the keys of one head, as in the reference, and rotated keys for its values.
     """
-    contents = []
+    contents: list[tuple[str, Tensor]] = []
     for index, layer in enumerate(cache, first):
+        if isinstance(layer, StateCache):
+            contents += [(f"layer {index} {name}", state) for name, state in layer]
+            continue
         parts: tuple[Any, ...] = (layer.own, layer.cross) if isinstance(layer, DecoderCache) else (layer,)
         for part in parts:
             of = OF_MEMORY if isinstance(part, CrossCache) else ""

@@ -33,6 +33,7 @@ class Kind(Enum):
     ATTENTION = "attention"  # x, rotary tables, mask, cache, memory -> output
     CROSS = "cross"  # x, memory, cache -> output
     MIXER = "mixer"  # x -> output, in which tokens see each other
+    RECURRENT = "recurrent"  # x, valid, cache of states -> output
     IMAGE = "image"  # image, [rows, channels, height, width] -> output
     MODEL = "model"  # ids, valid, positions, cache, token types, memory -> output, and a pooled vector per row
 
@@ -107,6 +108,10 @@ class Layer:
         packs: whether positions that begin anew separate documents, where no mask says so.
         generates: whether it continues a text, token by token.
         routes: whether it sends tokens to experts.
+        states: what is carried from chunk to chunk in place of keys and values, where it is a recurrence: a name for
+            each tensor, in the order in which the reference has them; empty for those that this layer leaves alone.
+        fewest: how many tokens the reference takes at once, at least, where it carries a state.
+        most: how many it takes at once after its first chunk, at most.
         left_out: the dtypes in which it cannot be held against the reference, each with the reason.
     """
 
@@ -127,10 +132,18 @@ class Layer:
     packs: bool = True
     generates: bool = False
     routes: bool = False
+    states: tuple[str, ...] = ()
+    fewest: int = 1
+    most: int | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it carries a state, and so knows no positions."""
+        return bool(self.states)
 
 
 @dataclass(frozen=True)

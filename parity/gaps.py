@@ -289,6 +289,85 @@ JITTER_IN_PLACE = Gap(
     avoided="parity/axes.py",
 )
 
+# Recurrences
+
+MAMBA_CHUNKS = Gap(
+    "mamba-chunks",
+    "mamba: MambaMixer and all that hold it, with a cache",
+    EVERY,
+    "a chunk of several tokens after the first begins anew, though the cache holds a state",
+    "the scan is given no state to begin from; single tokens are",
+    avoided="parity/families/mamba.py",
+)
+
+MAMBA_MASK = Gap(
+    "mamba-mask",
+    "mamba: all models, with a cache",
+    EVERY,
+    "the mask of a decoding step must be that of the new token alone; under that of all tokens it goes wrong",
+    "hidden states are multiplied by the mask, which broadcasts; models that attend want that of all tokens",
+    avoided="parity/reference.py",
+)
+
+
+def _single_tokens_of_rows(place: Place) -> bool:
+    if place.model_type != "rwkv" or place.scenario.rows == 1 or not place.layer.recurrent:
+        return False
+    return place.prop == "generation" or (place.prop == "forward" and 1 in place.scenario.schedule)
+
+
+RWKV_ROWS = Gap(
+    "rwkv-rows",
+    "rwkv: RwkvSelfAttention, RwkvFeedForward and all that hold them, with a state",
+    EVERY,
+    "given one token of each of several rows, it returns as many tokens per row as there are rows",
+    "the tokens before, [rows, hidden], broadcast against those of now, [rows, 1, hidden]",
+    _single_tokens_of_rows,
+    lambda scenario: replace(scenario, batch=1, stack=1, padding=()),
+)
+
+RWKV_RESCALED = Gap(
+    "rwkv-rescaled",
+    "rwkv: all models in evaluation, where rescale_every is not 0",
+    EVERY,
+    "gradients of the weights that the first pass divides in place are those of the divided weights",
+    "meant for inference; in training nothing is divided",
+    lambda place: (
+        place.model_type == "rwkv"
+        and place.prop == "gradients"
+        and place.layer.kind is Kind.MODEL
+        and 0 < place.config.rescale_every < place.config.num_hidden_layers
+    ),
+    _without("rescale"),
+)
+
+RWKV_EPS = Gap(
+    "rwkv-eps",
+    "rwkv: RwkvModel and all that hold it",
+    EVERY,
+    "the last norm takes 1e-5 for its epsilon, while all others take layer_norm_epsilon",
+    "it is built without one",
+    avoided="parity/families/rwkv.py",
+)
+
+RWKV_WIDTH = Gap(
+    "rwkv-width",
+    "rwkv: RwkvSelfAttention and all that hold it, with a state",
+    EVERY,
+    "where attention_hidden_size is not hidden_size, a call without a state computes, one with a state fails",
+    "the model makes all states as wide as hidden states",
+    avoided="parity/families/rwkv.py",
+)
+
+RWKV_ONE_LAYER = Gap(
+    "rwkv-one-layer",
+    "rwkv: RwkvModel and all that hold it",
+    EVERY,
+    "a model of one layer cannot be built, though such a configuration can",
+    "its initialisation divides by the number of layers less one",
+    avoided="parity/families/rwkv.py",
+)
+
 # torch
 
 HALF_FOURIER = Gap(
@@ -340,6 +419,13 @@ GAPS = (
     GPT2_SCALES,
     GPT2_UPCAST,
     JITTER_IN_PLACE,
+    MAMBA_CHUNKS,
+    MAMBA_MASK,
+    RWKV_ROWS,
+    RWKV_RESCALED,
+    RWKV_EPS,
+    RWKV_WIDTH,
+    RWKV_ONE_LAYER,
     HALF_FOURIER,
     ENCODER_NAN,
     ENCODER_ZEROS,

@@ -102,6 +102,8 @@ class Pair:
             raise ScenarioError(f"tokens of {self.layer} see those after them: give all in one chunk")
         if any(scenario.padding) and self.layer.kind.attends and not self.layer.masks:
             raise ScenarioError(f"{self.layer} cannot tell padding from tokens: leave {scenario.side} out")
+        if self.layer.recurrent and (scenario.offset or scenario.packing or scenario.masked_positions):
+            raise ScenarioError(f"{self.layer} is a recurrence, which counts no positions: leave @, packed, masked out")
         if scenario.columns and self.layer.kind is not Kind.IMAGE:
             raise ScenarioError(f"{self.layer} is given no images: leave w out")
         if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
@@ -135,6 +137,7 @@ class Pair:
         with torch.no_grad():
             for name, slot in side.slots.items():
                 slot.copy_(given[side.place + name])
+        side.loaded()
         self._filled[side] = seed
 
     def forget(self) -> None:
@@ -274,6 +277,9 @@ def entries_of(case: Case, quantity: Quantity, value: Tensor, tokens: Tensor | N
         return None if case.memory_valid is None else case.memory_valid[:, None, :, None]
     if tokens is None or (quantity.verdict == "gradient" and quantity.name != "gradient of input"):
         return None
+    if quantity.verdict == "cache" and case.layer.recurrent:  # all tokens so far have a part in a state
+        untouched = tokens if case.valid is None else tokens | ~case.valid
+        return untouched[:, : step.stop].all(dim=1).view(-1, *[1] * (value.ndim - 1))
     if quantity.verdict == "cache":
         return tokens[:, None, step.stop - value.shape[2] : step.stop, None]
     return by_token(tokens if quantity.verdict == "gradient" else tokens[:, step.start : step.stop], value)

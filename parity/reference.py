@@ -36,6 +36,7 @@ from transformers.utils import logging
 
 from parity.case import OF_MEMORY, Alibi, Case, Rotary, Step, Tables
 from parity.family import Family, Kind, Layer
+from parity.states import States, state_contents
 from reimpl.weights import Rule, Same, Stacked, slots
 
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "layer_past")
@@ -194,15 +195,26 @@ class Reference:
         rows = [tensor.stride(-2) * tensor.element_size() for tensor in self.parameters.values() if tensor.ndim == 3]
         return self.dtype is not torch.float64 and all(size % 16 == 0 for size in rows)
 
-    def new_cache(self) -> DynamicCache | EncoderDecoderCache:
+    def loaded(self) -> None:
+        """Say that the weights are as on disk: RWKV halves some in its first pass, in place, and remembers it."""
+        for part in self.module.modules():
+            if hasattr(part, "layers_are_rescaled"):
+                part.layers_are_rescaled = False
+
+    def new_cache(self) -> Any:
         """An empty cache, as the reference makes it for itself; where it attends to a memory, one for that too."""
+        if "state" in _accepted(type(self.module).forward):
+            return States(self.config, self.dtype)
         if self.layer.kind is Kind.CROSS or getattr(self.config, "add_cross_attention", False):
             return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         return DynamicCache(config=self.config)
 
     def cache_contents(self, cache: Any) -> list[tuple[str, Tensor]]:
         """What a cache holds, by name: keys and values of every layer, [rows, kv_heads, kept tokens, head_dim]."""
-        return cache_contents(cache)
+        if not self.layer.recurrent:
+            return cache_contents(cache)
+        only = None if self.layer.kind is Kind.MODEL else self.layer.index
+        return state_contents(cache, self.layer.states, only)
 
     def rotary_modules(self) -> list[nn.Module]:
         """The modules that make rotary tables, which may remember how far they have been asked."""
@@ -225,7 +237,10 @@ class Reference:
     ) -> dict[str, Tensor]:
         """Run one step on `x`: hidden states, or ids for a whole model; [rows, queries(, width)]."""
         args, named = self.arguments(case, step, x, tables, cache)
-        return self.output(self.module(*args, **named))
+        returned = self.module(*args, **named)
+        if isinstance(cache, States):
+            cache.take(returned)
+        return self.output(returned)
 
     def output(self, returned: Any) -> dict[str, Tensor]:
         """What a forward returned, by name."""
@@ -242,9 +257,13 @@ class Reference:
         if kind is Kind.ROTARY:
             return (x, case.positions[:, step.start : step.stop]), {}
         offered: dict[str, Any] = {"residual": torch.zeros_like(x)}  # which Bloom's parts add to their result
-        if kind not in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
+        if kind is Kind.RECURRENT:
+            offered |= self._recurrent(case, step)
+        elif kind not in (Kind.POINTWISE, Kind.MIXER, Kind.IMAGE):
             offered |= self._model(case, step, x) if kind.reads_ids else self._attention(case, step, tables)
-            offered |= dict.fromkeys(CACHE_NAMES, cache)
+        offered |= {"state": cache.given(len(x))} if isinstance(cache, States) else dict.fromkeys(CACHE_NAMES, cache)
+        if self.layer.recurrent:
+            offered["use_cache"] = cache is not None  # a state that is carried is written in place
         accepted = _accepted(type(self.module).forward)
         named = {name: value for name, value in offered.items() if name in accepted}
         return () if kind.reads_ids else (x,), named
@@ -260,6 +279,7 @@ class Reference:
     def generate(self, case: Case, new_tokens: int, use_cache: bool, eos: int | None) -> Tensor:
         """Greedy generation, [rows, prompt + at most new_tokens]; finished rows are filled with the padding token."""
         mask = torch.ones_like(case.ids) if case.valid is None else case.valid.long()
+        padding = getattr(self.config, "pad_token_id", None)
         self.module.generation_config.eos_token_id = eos  # as an argument, None would mean the configuration's own
         return self.module.generate(
             case.ids,
@@ -267,7 +287,7 @@ class Reference:
             max_new_tokens=new_tokens,
             do_sample=False,
             use_cache=use_cache,
-            pad_token_id=eos if self.config.pad_token_id is None else self.config.pad_token_id,
+            pad_token_id=eos if padding is None else padding,
             **self._memory(case, case.steps[0]),
         )
 
@@ -280,9 +300,14 @@ class Reference:
             "cache_position": torch.arange(step.start, step.stop),
         } | self._memory(case, step, added=True)
 
+    def _recurrent(self, case: Case, step: Step) -> dict[str, Any]:
+        valid = None if case.valid is None else case.valid[:, step.start : step.stop].long()
+        return {"attention_mask": valid}
+
     def _model(self, case: Case, step: Step, x: Tensor) -> dict[str, Any]:
         span = slice(step.start, step.stop)
-        valid = None if case.valid is None else case.valid[:, : step.stop].long()
+        seen = slice(step.start if self.layer.recurrent else 0, step.stop)  # gap mamba-mask
+        valid = None if case.valid is None else case.valid[:, seen].long()
         counted = case.default_positions and self.layer.kind is Kind.MODEL
         return {
             "inputs_embeds" if x.is_floating_point() else "input_ids": x,
@@ -357,4 +382,4 @@ def cache_parts(cache: Any) -> dict[str, Any]:
     """The plain caches that a cache consists of, by what their contents are called: one of the memory's tokens, too."""
     if isinstance(cache, EncoderDecoderCache):
         return {"": cache.self_attention_cache, OF_MEMORY: cache.cross_attention_cache}
-    return {} if cache is None else {"": cache}
+    return {} if cache is None or isinstance(cache, States) else {"": cache}

@@ -83,6 +83,17 @@ def schedules(longest: int = LONGEST) -> SearchStrategy[tuple[int, ...]]:
     return st.one_of(decoding, chunks)
 
 
+def accepted(layer: Layer) -> SearchStrategy[tuple[int, ...]]:
+    """Those that the reference takes itself: one chunk for a layer without memory, else any that it says."""
+    if not (layer.kind.attends and layer.causal):
+        return st.integers(1, LONGEST).map(lambda n: (n,))
+    if layer.fewest == 1 and layer.most is None:
+        return schedules()
+    first = st.integers(layer.fewest, LONGEST - 3)
+    later = st.lists(st.integers(layer.fewest, layer.most or 3), max_size=3 if layer.most else 1)
+    return st.tuples(first, later).map(lambda chunks: (chunks[0], *chunks[1]))
+
+
 @st.composite
 def scenarios(
     draw: DrawFn,
@@ -103,14 +114,13 @@ def scenarios(
         packed: whether rows may hold several documents, in one chunk, as more are the gap packed-cache.
         far: whether the first position may be other than 0.
     """
-    attends = layer.kind.attends
     fields: dict[str, Any] = {"config": draw(configs(family, layer, pool)), "dtypes": pool.dtypes}
     fields["stack"] = pool.stack or stack
     if layer.kind is Kind.IMAGE:
         fields["columns"] = columns = draw(st.integers(1, WIDEST))
         schedule = st.integers(1, WIDEST).map(lambda height: (height * columns,))
     if schedule is None:
-        schedule = schedules() if attends and layer.causal else st.integers(1, LONGEST).map(lambda n: (n,))
+        schedule = accepted(layer)
     fields["schedule"] = chunks = draw(schedule)
     fields["batch"] = batch = draw(st.integers(1, 3))
     fields["scale"] = draw(st.sampled_from(layer.scales))
@@ -118,13 +128,12 @@ def scenarios(
     length = sum(chunks)
     fields |= draw(memories(family, layer, fields["config"], batch))
     fields["typed"] = family.token_types is not None and layer.kind.reads_ids and draw(st.booleans())
-    shape = draw(
-        st.sampled_from(_shapes(layer.kind, padded and layer.masks, packed and layer.packs and len(chunks) == 1, far))
-    )
+    packed, far = packed and layer.packs and len(chunks) == 1, far and not layer.recurrent
+    shape = draw(st.sampled_from(_shapes(layer.kind, padded and layer.masks, packed, far)))
     if shape == "padded" and length > 1:
         fields["side"] = draw(st.sampled_from(("left", "right", "inner")))
         fields["padding"] = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
-        fields["masked_positions"] = draw(st.booleans())
+        fields["masked_positions"] = not layer.recurrent and draw(st.booleans())
     elif shape == "packed" and length > 1:
         cut = draw(st.integers(1, length - 1))
         fields["packing"] = (cut, length - cut)

@@ -24,7 +24,7 @@ from parity import family as families
 from parity import gaps, oracle, reference
 from parity.compare import TRUTH_BOUND
 from parity.gaps import GAPS, Gap, Place
-from parity.pair import Pair, forward, pair_of, run_truth
+from parity.pair import Pair, forward, gradients, pair_of, run_truth
 from parity.property import properties
 from parity.reference import Reference
 from parity.scenario import Scenario, parse_scenario
@@ -221,6 +221,76 @@ def jitter_in_place(inside: bool) -> float:
     return apart(given, x)
 
 
+def mamba_chunks(inside: bool) -> float:
+    return from_one_pass("mamba", Scenario(schedule=(3, 2) if inside else (3, 1, 1), seed=SEED))
+
+
+def mamba_mask(inside: bool) -> float:
+    """A decoding step under the mask of all tokens, and of the new one, from one pass over a padded row."""
+    scenario = Scenario(batch=2, schedule=(4, 1), padding=(2, 0), seed=SEED)
+    pair = pair_at("mamba", "model", scenario)
+    side, case = filled(pair), pair.case(scenario)
+    assert case.valid is not None
+    masks = case.valid[:, :4], case.valid if inside else case.valid[:, 4:]
+    cache = side.new_cache()
+    with torch.no_grad(), oracle.lifted():
+        whole = side.module(case.ids, attention_mask=case.valid.long()).last_hidden_state
+        for ids, mask in zip(case.ids.split([4, 1], dim=1), masks, strict=True):
+            last = side.module(ids, attention_mask=mask.long(), cache=cache, use_cache=True).last_hidden_state
+    return apart(last[:, -1], whole[:, -1])
+
+
+def rwkv_rows(inside: bool) -> float:
+    """Single tokens of two rows beside each row by itself; another number of tokens is infinitely far."""
+    scenario = Scenario(batch=2 if inside else 1, schedule=(2, 1), seed=SEED)
+    pair = pair_at("rwkv", "model", scenario)
+    chunks, whole = outputs(pair, scenario), outputs(pair, replace(scenario, schedule=(3,)))
+    return apart(chunks, whole) if chunks.shape == whole.shape else math.inf
+
+
+def rwkv_rescaled(inside: bool) -> float:
+    """The gradient of a weight that is halved, from that which is not, twice as large in one place."""
+    found = []
+    for rescale in (0, 1 if inside else 0):
+        scenario = Scenario(config=(("rescale", rescale), ("eps", 1e-6)), schedule=(4,), seed=SEED)
+        pair = pair_at("rwkv", "model", scenario)
+        record = run_truth(pair, pair.case(scenario), gradients)
+        found += [v for q, v in zip(record.quantities, record.values, strict=True) if "1.attention.output" in q.name]
+    return apart(*found)
+
+
+def rwkv_eps(inside: bool) -> float:
+    """As built, and with the configuration's epsilon written into every norm."""
+    scenario = Scenario(config=(("eps", 1e-2 if inside else 1e-5),), schedule=(4,), seed=SEED)
+    pair = pair_at("rwkv", "model", scenario)
+    built = outputs(pair, scenario)
+    for module in pair.reference(F64).module.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = pair.reference_config.layer_norm_epsilon
+    return apart(outputs(pair, scenario), built)
+
+
+def rwkv_width(inside: bool) -> float:
+    """With a state from without."""
+    scenario = Scenario(config=(("inner", "twice" if inside else "same"),), schedule=(4,), seed=SEED)
+    pair = pair_at("rwkv", "attention", scenario)
+    side, case = filled(pair), pair.case(scenario)
+    with torch.no_grad(), oracle.lifted():
+        without = side(case, case.steps[0], case.x)["output"]
+        try:
+            return apart(side(case, case.steps[0], case.x, cache=side.new_cache())["output"], without)
+        except RuntimeError:
+            return math.inf
+
+
+def rwkv_one_layer(inside: bool) -> float:
+    try:
+        pair_at("rwkv", "model", Scenario(config=(("layers", 1 if inside else 2),))).reference(F64)
+    except ZeroDivisionError:
+        return math.inf
+    return 0.0
+
+
 def half_fourier(inside: bool) -> float:
     """In half precision from float32; a refusal is infinitely far."""
     x = torch.arange(12.0).view(1, 3, 4)
@@ -281,6 +351,13 @@ DEMONSTRATIONS: Mapping[str, Callable[[bool], float]] = {
     "gpt2-scales": gpt2_scales,
     "gpt2-upcast": gpt2_upcast,
     "jitter-in-place": jitter_in_place,
+    "mamba-chunks": mamba_chunks,
+    "mamba-mask": mamba_mask,
+    "rwkv-rows": rwkv_rows,
+    "rwkv-rescaled": rwkv_rescaled,
+    "rwkv-eps": rwkv_eps,
+    "rwkv-width": rwkv_width,
+    "rwkv-one-layer": rwkv_one_layer,
     "half-fourier": half_fourier,
     "encoder-nan": encoder_nan,
     "encoder-zeros": encoder_zeros,
@@ -308,8 +385,12 @@ PLACES: Mapping[str, tuple[str, str, str]] = {
     "dynamic-chunks": ("llama", "model", "rope=dynamic s4,1 @62 #1"),
     "longrope-chunks": ("llama", "logits", "rope=longrope s4,1 @12 #1"),
     "gpt2-scales": ("gpt2", "block", "by_layer=yes s4 #1"),
+    "rwkv-rows": ("rwkv", "logits", "b2 s4 #1"),
+    "rwkv-rescaled": ("rwkv", "model", "rescale=1 s4 #1"),
 }
 """A scenario in each gap that scenarios lead into."""
+PROPERTIES = {"rwkv-rows": "generation", "rwkv-rescaled": "gradients"}
+"""The property of which it is a scenario, where it is not that of chunks."""
 
 
 def place_of(model_type: str, layer: str, scenario: Scenario, prop: str = "chunks") -> Place:
@@ -321,8 +402,9 @@ def place_of(model_type: str, layer: str, scenario: Scenario, prop: str = "chunk
 def test_a_scenario_leads_in_and_the_one_outside_does_not(name: str) -> None:
     model_type, layer, line = PLACES[name]
     gap, scenario = next(gap for gap in GAPS if gap.name == name), parse_scenario(line)
-    assert gap.applies(place_of(model_type, layer, scenario))
-    assert not gap.applies(place_of(model_type, layer, gap.outside(scenario)))
+    prop = PROPERTIES.get(name, "chunks")
+    assert gap.applies(place_of(model_type, layer, scenario, prop))
+    assert not gap.applies(place_of(model_type, layer, gap.outside(scenario), prop))
 
 
 @for_every_gap

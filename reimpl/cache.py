@@ -16,10 +16,13 @@ Two choices hold for all of them, and implementations differ in both:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from reimpl.state import StateCache
 
 WORTH_ROOM = 2**14
 """From so many numbers on, writing a row into its place is quicker than copying all rows (about 50 kB on a CPU)."""
@@ -228,16 +231,16 @@ class CrossCache(GrowingCache):
 class Cache:
     """The caches of all layers, in order. What is done to it is done to each of them."""
 
-    def __init__(self, layers: Iterable["LayerCache | Cache"]):
+    def __init__(self, layers: Iterable["LayerCache | StateCache | Cache"]):
         self.layers = list(layers)
 
-    def __getitem__(self, layer: int) -> "LayerCache | Cache":
+    def __getitem__(self, layer: int) -> Any:
         return self.layers[layer]
 
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __iter__(self) -> Iterator["LayerCache | Cache"]:
+    def __iter__(self) -> Iterator["LayerCache | StateCache | Cache"]:
         return iter(self.layers)
 
     @property

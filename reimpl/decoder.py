@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from reimpl.cache import Cache, GrowingCache, SlidingCache
 from reimpl.checkpoint import Pretrained
 from reimpl.mask import CAUSAL, Mask, causal, documents_from_positions, packed, padding, sliding
-from reimpl.weights import Derived, Rule, Tied
+from reimpl.weights import Derived, Rule, Same, Tied
 
 
 class Decoder(nn.Module):
@@ -90,13 +90,14 @@ def decoder_mask(
 class CausalLM(Pretrained):
     """A decoder with a head that gives the next token's logits. A subclass names its configuration and its decoder.
 
-    `BODY` and `EMBEDDINGS` are what a checkpoint calls the decoder and its embeddings, `DERIVED` how the names of
-    tensors end that old checkpoints hold though they follow from the configuration.
+    `BODY`, `EMBEDDINGS` and `HEAD` are what a checkpoint calls the decoder, its embeddings and the head, `DERIVED` how
+    the names of tensors end that old checkpoints hold though they follow from the configuration.
     """
 
     DECODER: ClassVar[type[Any]]
     BODY: ClassVar[str] = "model"
     EMBEDDINGS: ClassVar[str] = "embed_tokens"
+    HEAD: ClassVar[str] = "lm_head"
     DERIVED: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
     def __init__(self, config: Any) -> None:
@@ -123,7 +124,11 @@ class CausalLM(Pretrained):
         **others: Tensor | None,
     ) -> Float[Tensor, "batch seq vocab"]:
         """Logits after every token. The arguments are those of the decoder."""
-        return self.lm_head(self.body(ids, valid, positions, cache, embeddings, **others))
+        return self.logits(self.body(ids, valid, positions, cache, embeddings, **others))
+
+    def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
+        """What the head makes of hidden states."""
+        return self.lm_head(hidden)
 
     def make_cache(self, capacity: int | None = None) -> Cache:
         return self.body.make_cache(capacity)
@@ -144,7 +149,7 @@ class CausalLM(Pretrained):
         filled with the padding token (or with `eos` where the configuration has none). The decoder gets `others`, as
         an encoder's memory, at every step.
         """
-        filler = eos if self.config.pad_token_id is None else self.config.pad_token_id
+        filler: Any = eos if self.config.pad_token_id is None else self.config.pad_token_id
         valid = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         finished = torch.zeros_like(ids[:, 0], dtype=torch.bool)
         cache = self.make_cache(ids.shape[1] + max_new_tokens) if use_cache else None
@@ -152,7 +157,7 @@ class CausalLM(Pretrained):
             new = slice(0 if cache is None else cache.length, None)
             positions = (valid.cumsum(-1) - 1).clamp(min=0)[:, new]
             hidden = self.body(ids[:, new], valid, positions, cache, **others)
-            following = self.lm_head(hidden[:, -1]).argmax(-1)
+            following = self.logits(hidden[:, -1]).argmax(-1)
             if eos is not None:
                 following = following.masked_fill(finished, filler)
                 finished |= following == eos
@@ -172,5 +177,7 @@ class CausalLM(Pretrained):
     def weight_rules(cls, config: Any) -> tuple[Rule, ...]:
         rules: list[Rule] = [Derived(ending) for ending in cls.DERIVED]
         if config.tie_word_embeddings:
-            rules.append(Tied("lm_head.weight", f"{cls.BODY}.{cls.EMBEDDINGS}.weight"))
+            rules.append(Tied(f"{cls.HEAD}.weight", f"{cls.BODY}.{cls.EMBEDDINGS}.weight"))
+        elif cls.HEAD != "lm_head":
+            rules.append(Same(f"{cls.HEAD}.weight", "lm_head.weight"))
         return tuple(rules)

@@ -23,7 +23,8 @@ NEW_TOKENS = 5
 @st.composite
 def _prompts(draw: st.DrawFn, family: Family, layer: Layer, pool: Pool) -> Scenario:
     length, batch = draw(st.integers(1, 8)), draw(st.integers(1, 3))
-    padding = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
+    most = length - 1 if layer.masks else 0
+    padding = tuple(draw(st.lists(st.integers(0, most), min_size=batch, max_size=batch)))
     config = draw(strategies.configs(family, layer, pool))
     return Scenario(
         config=config,

@@ -117,7 +117,10 @@ def fill(plan: Plan, seed: int) -> dict[str, Tensor]:
 
 ROLES: tuple[tuple[re.Pattern[str], Distribution], ...] = (
     (re.compile(r"e_score_correction_bias$"), CORRECTION_BIAS),
-    (re.compile(r"layer_scale_\d$"), GAIN),  # poolformer
+    (re.compile(r"layer_scale_\d$|^D$"), GAIN),  # poolformer, mamba
+    (re.compile(r"^A_log$|^time_decay$"), Distribution(-0.5, 0.7)),  # mamba, rwkv: a state outlives a few tokens
+    (re.compile(r"^time_first$"), Distribution(0.0, 1.0)),  # rwkv
+    (re.compile(r"^time_mix_"), Distribution(0.5, 0.3, 0.0, 1.0)),  # rwkv: a share
 )
 """What the name of a parameter tells without its shape."""
 CONVOLUTION = re.compile(r"^conv|^projection$")
