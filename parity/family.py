@@ -112,6 +112,7 @@ class Layer:
             each tensor, in the order in which the reference has them; empty for those that this layer leaves alone.
         fewest: how many tokens the reference takes at once, at least, where it carries a state.
         most: how many it takes at once after its first chunk, at most.
+        trains: whether the reference has gradients of the weights as they are on disk.
         left_out: the dtypes in which it cannot be held against the reference, each with the reason.
     """
 
@@ -135,6 +136,7 @@ class Layer:
     states: tuple[str, ...] = ()
     fewest: int = 1
     most: int | None = None
+    trains: bool = True
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -324,6 +324,7 @@ RWKV_ROWS = Gap(
     "the tokens before, [rows, hidden], broadcast against those of now, [rows, 1, hidden]",
     _single_tokens_of_rows,
     lambda scenario: replace(scenario, batch=1, stack=1, padding=()),
+    "parity/properties/generation.py",
 )
 
 RWKV_RESCALED = Gap(
@@ -339,6 +340,7 @@ RWKV_RESCALED = Gap(
         and 0 < place.config.rescale_every < place.config.num_hidden_layers
     ),
     _without("rescale"),
+    "parity/families/rwkv.py",
 )
 
 RWKV_EPS = Gap(

@@ -15,7 +15,7 @@ AXES = (
     Axis("inner", ("same",), "attention_hidden_size: that of the hidden states, or twice as much", undrawn=("twice",)),
     axes.SQUARE,
     Axis("eps", (1e-5, 1e-6, 1e-2), "layer_norm_epsilon; for models another one is the gap rwkv-eps"),
-    Axis("rescale", (0, 2), "blocks after which hidden states are halved, in evaluation (rescale_every)", undrawn=(1,)),
+    Axis("rescale", (0, 1, 2), "blocks after which hidden states are halved, in evaluation (rescale_every)"),
     # gap rwkv-one-layer
     Axis("layers", (2, 3), "num_hidden_layers", undrawn=(1,)),
     axes.TIE,
@@ -90,8 +90,19 @@ FAMILY = Family(
             "RwkvModel",
             rwkv.RwkvModel,
             "rwkv.",
+            ("width", "square", "layers"),
+            states=BLOCK,
+        ),
+        _layer(
+            "rescaled",
+            Kind.MODEL,
+            "RwkvModel",
+            rwkv.RwkvModel,
+            "rwkv.",
             ("width", "square", "rescale", "layers"),
             states=BLOCK,
+            fixed=(("rescale", 1),),
+            trains=False,  # gap rwkv-rescaled
         ),
         _layer(
             "logits",
@@ -99,7 +110,7 @@ FAMILY = Family(
             "RwkvForCausalLM",
             rwkv.RwkvForCausalLM,
             "",
-            ("width", "square", "rescale", "layers", "tie"),
+            ("width", "square", "layers", "tie"),
             states=BLOCK,
             generates=True,
         ),

@@ -29,7 +29,7 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
 PROPERTY = Property(
     "gradients",
     "has the reference's gradients",
-    lambda family, layer: layer.kind is not Kind.ROTARY,
+    lambda family, layer: layer.kind is not Kind.ROTARY and layer.trains,
     scenarios,
     judge,
 )
