@@ -22,8 +22,6 @@ from parity.compare import Quantity, Record, Unequal
 from parity.oracle import lifted
 from reimpl.weights import Rule
 
-Dtypes = Mapping[tree.Path, torch.dtype] | None
-
 
 class Hangs(Unequal):
     """A candidate that takes too long, which it would do again."""
@@ -96,13 +94,13 @@ class Guest:
             raise Unequal(f"the adapter returns {_kind(returned)}, but should return a pair: output, cache")
         return returned
 
-    def replay(self, call: Call, truth: Record, dtypes: Dtypes = None) -> Replayed:
+    def replay(self, call: Call, truth: Record) -> Replayed:
         """One call with arguments of its own, in the terms of the truth.
 
         Raises:
             Unequal: if what comes out cannot be held against what the reference returned.
         """
-        args, kwargs = arguments(call, self.dtype, dtypes)
+        args, kwargs = arguments(call, self.dtype)
         before, kept = tree.tensors(tree.snapshot((args, kwargs))), list(tree.caches((args, kwargs)))
         with torch.no_grad():
             output, cache = self.run(call, args, kwargs)
@@ -150,12 +148,12 @@ class Guest:
             return tree.remembered((args, kwargs, output, cache))
         return _as_named(cache, own_layer(wanted, self.layer_idx))
 
-    def forward(self, call: Call, truth: Record, dtypes: Dtypes = None) -> tuple[Record, list[str]]:
+    def forward(self, call: Call, truth: Record) -> tuple[Record, list[str]]:
         """Outputs and cache, and the arguments that were written to."""
-        replayed = self.replay(call, truth, dtypes)
+        replayed = self.replay(call, truth)
         return as_record(call, replayed), replayed.written
 
-    def gradients(self, call: Call, outputs: Mapping[str, Tensor], dtypes: Dtypes = None) -> Record:
+    def gradients(self, call: Call, outputs: Mapping[str, Tensor]) -> Record:
         """Gradients of every floating-point argument and of every parameter, by the reference's names.
 
         Args:
@@ -165,7 +163,7 @@ class Guest:
             Unequal: if nothing can be differentiated.
         """
         with torch.enable_grad(), self.context():
-            leaves, (args, kwargs) = with_leaves(call, self.dtype, dtypes)
+            leaves, (args, kwargs) = with_leaves(call, self.dtype)
             output, _ = self.run(call, args, kwargs)
             results = {name: value for name, value in self.outputs(outputs, output).items() if value.requires_grad}
             wanted = [*leaves.values(), *self.parameters.values()]

@@ -7,7 +7,7 @@ need be known. What is recorded depends on nothing that happens later: every ten
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,8 @@ class Call:
         args_after, kwargs_after: the same objects after the call: caches have grown, and what was written to shows.
         valid: which tokens of this step are no padding, [rows, tokens]; None if none is.
         valid_so_far: the same of all tokens up to the end of the step.
+        dtypes: for a dtype that the whole model runs in, the dtypes of the call's tensors there, by their paths: some
+            stay in float32. None if that is not known: all have that dtype.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Call:
     kwargs_after: dict[str, Any] = field(default_factory=dict)
     valid: Tensor | None = None
     valid_so_far: Tensor | None = None
+    dtypes: Callable[[torch.dtype], Mapping[tree.Path, torch.dtype]] | None = None
 
     def __str__(self) -> str:
         return f"step {self.step} of {self.path or 'the model'}"

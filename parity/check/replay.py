@@ -36,19 +36,17 @@ class Replayed:
     written: list[str]
 
 
-def arguments(
-    call: Call, dtype: torch.dtype, dtypes: Mapping[tree.Path, torch.dtype] | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Fresh arguments of a call in a dtype; what excludes by the lowest number of one dtype does so in the other.
+def arguments(call: Call, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Fresh arguments of a call, as they are where the whole model runs in a dtype.
 
-    Args:
-        dtypes: of the tensors that keep another one, by their paths, where that is known.
+    What excludes by the lowest number of one dtype does so in the other.
     """
+    dtypes = {} if call.dtypes is None else call.dtypes(dtype)
 
     def cast(path: tree.Path, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor.clone()
-        wanted = (dtypes or {}).get(path, dtype)
+        wanted = dtypes.get(path, dtype)
         lowest = tensor == torch.finfo(tensor.dtype).min
         return (
             torch.where(lowest, torch.finfo(wanted).min, tensor.to(wanted))
@@ -100,12 +98,10 @@ def equal(call: Call, replayed: Replayed) -> list[str]:
     return sorted(name for name in names if name not in recorded or not same(recorded[name], ours.get(name)))
 
 
-def forward(
-    module: Caller, call: Call, dtype: torch.dtype, dtypes: Mapping[tree.Path, torch.dtype] | None = None
-) -> Record:
+def forward(module: Caller, call: Call, dtype: torch.dtype) -> Record:
     """Outputs and, after the call, the whole cache. Float64 runs lifted, as the truth does."""
     with lifted() if dtype is torch.float64 else nullcontext():
-        replayed = run(module, *arguments(call, dtype, dtypes))
+        replayed = run(module, *arguments(call, dtype))
     return as_record(call, replayed)
 
 
@@ -148,7 +144,6 @@ def gradients(
     module: nn.Module,
     call: Call,
     dtype: torch.dtype,
-    dtypes: Mapping[tree.Path, torch.dtype] | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     caller: Caller | None = None,
     without: Collection[str] = (),
@@ -162,7 +157,7 @@ def gradients(
     """
     parameters = dict(module.named_parameters()) if parameters is None else parameters
     with lifted() if dtype is torch.float64 else nullcontext(), torch.enable_grad():
-        leaves, given = with_leaves(call, dtype, dtypes)
+        leaves, given = with_leaves(call, dtype)
         results = differentiable((caller or module)(*given[0], **given[1]))
         results = {name: value for name, value in results.items() if name not in without}
         wanted = leaves | dict(parameters)
@@ -184,9 +179,7 @@ FIXED = re.compile(r"mask|position|cos|sin|rotary|rope")
 """What arguments are called that nothing is learnt through: of tables that hold every number twice, one may be read."""
 
 
-def with_leaves(
-    call: Call, dtype: torch.dtype, dtypes: Mapping[tree.Path, torch.dtype] | None = None
-) -> tuple[dict[str, Tensor], tuple[tuple[Any, ...], dict[str, Any]]]:
+def with_leaves(call: Call, dtype: torch.dtype) -> tuple[dict[str, Tensor], tuple[tuple[Any, ...], dict[str, Any]]]:
     """What a call is differentiated by, by name, and fresh arguments: copies of that, as they may be written to."""
     leaves: dict[str, Tensor] = {}
 
@@ -197,7 +190,7 @@ def with_leaves(
         leaves[argument_name(path)] = made
         return made.clone()
 
-    return leaves, tree.converted(arguments(call, dtype, dtypes), leaf)
+    return leaves, tree.converted(arguments(call, dtype), leaf)
 
 
 def _parameter(call: Call, path: tree.Path) -> str:

@@ -7,12 +7,12 @@ sensitive weights; scenarios through that whole model record what the class is c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,10 @@ class Built:
             Undriven: where the model does not go through the scenario, with the reason.
         """
         if scenario not in self._calls:
-            self._calls[scenario] = [rounded(call) for call in self.recorded(scenario, torch.float32)]
+            calls = [rounded(call) for call in self.recorded(scenario, torch.float32)]
+            for index, call in enumerate(calls):
+                call.dtypes = partial(self._dtypes, scenario, index)
+            self._calls[scenario] = calls
         return self._calls[scenario]
 
     def recorded(self, scenario: str, dtype: torch.dtype, implementation: str = "eager") -> list[Call]:
@@ -218,15 +221,13 @@ class Built:
             self._recorded[key] = record(self.whole_model(dtype), self.subject.task, scenario, [self.path], dtype)
         return self._recorded[key]
 
-    def dtypes(self, scenario: str, index: int, dtype: torch.dtype) -> dict[tree.Path, torch.dtype]:
-        """The dtypes that the arguments of a call have where the whole model runs in `dtype`: some stay in float32."""
+    def _dtypes(self, scenario: str, index: int, dtype: torch.dtype) -> Mapping[tree.Path, torch.dtype]:
+        """The dtypes that the tensors of a call have where the whole model runs in `dtype`."""
         try:
             calls = self.recorded(scenario, dtype)
         except drive.Undriven:
             return {}
-        if index >= len(calls):
-            return {}
-        return {path: tensor.dtype for path, tensor in tree.tensors(calls[index].given).items()}
+        return tree.dtypes(calls[index].given) if index < len(calls) else {}
 
     def truth(self, call: Call, measure: str = "forward") -> Record:
         """What the unmodified reference computes of a call in float64, lifted."""

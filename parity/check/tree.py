@@ -58,6 +58,11 @@ def tensors(node: Any) -> dict[Path, Tensor]:
     return {path: each for path, each in walk(node) if isinstance(each, Tensor)}
 
 
+def dtypes(node: Any) -> dict[Path, torch.dtype]:
+    """The dtypes of the floating-point tensors of a tree by their paths."""
+    return {path: tensor.dtype for path, tensor in tensors(node).items() if tensor.is_floating_point()}
+
+
 def caches(node: Any) -> dict[Path, Any]:
     """The outermost objects of a tree that remember earlier tokens, by their paths."""
     found: dict[Path, Any] = {}
