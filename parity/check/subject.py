@@ -79,7 +79,7 @@ class Subject:
             weights = sensitive.state(model, seed) if self.directory is None else models.stored(self.directory, model)
         except models.Unshrinkable as error:
             raise SubjectError(str(error)) from error
-        return Built(self, point, model, self._path(model), weights)
+        return Built(self, point, model, self._path(model, point.place), weights)
 
     def model(self, point: Point, dtype: torch.dtype) -> nn.Module:
         """The whole model in a dtype, built as loading a checkpoint in it does, its weights not yet set.
@@ -98,18 +98,20 @@ class Subject:
     def _whole_class(self) -> str | None:
         return self.name if self.name and models.is_whole(self.model_type, self.name) else None
 
-    def _path(self, model: nn.Module) -> str:
-        """Where the first module of the class is in a model."""
+    def _path(self, model: nn.Module, place: int) -> str:
+        """Where a module of the class is in a model: one of several, counted round."""
         if self.name is None or type(model).__name__ == self.name:
             return ""
-        there = {type(module).__name__: path for path, module in reversed(list(model.named_modules()))}
+        there: dict[str, list[str]] = {}
+        for path, module in model.named_modules():
+            there.setdefault(type(module).__name__, []).append(path)
         if self.name not in there:
             close = get_close_matches(self.name, there, n=3, cutoff=0.4) or sorted(there)[:5]
             raise SubjectError(
                 f"{self.model_type}: the {self.task} model has no {self.name}; it has {', '.join(close)}"
                 f" (`parity list --references --filter {self.model_type}` lists all)"
             )
-        return there[self.name]
+        return there[self.name][place % len(there[self.name])]
 
 
 @dataclass(eq=False)

@@ -149,6 +149,13 @@ def test_variations_are_drawn_by_seed_and_run() -> None:
     assert all(resolve("llama:LlamaAttention").build(point).calls("prefill") for point in points)
 
 
+def test_points_go_round_the_layers_of_a_model() -> None:
+    subject = resolve("gemma3_text:Gemma3Attention")
+    sites = [subject.build(models.Point(place=place)) for place in range(3)]
+    assert [site.layer_idx for site in sites] == [0, 1, 0]
+    assert [site.model.get_submodule(site.path).is_sliding for site in sites] == [True, False, True]
+
+
 def test_a_checkpoint_is_its_own_reference(request: pytest.FixtureRequest) -> None:
     built = resolve(str(request.config.rootpath / "fixtures" / "llama")).build()
     assert built.path == ""

@@ -36,15 +36,22 @@ MOST_PARAMETERS = 3_000_000
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a configuration space: the fields that differ from the plain tiny configuration."""
+    """A point of a configuration space.
+
+    Attributes:
+        changes: the fields that differ from the plain tiny configuration.
+        place: which of the modules of a class is meant, in their order in the model, counted round: layers differ.
+    """
 
     changes: tuple[tuple[str, Any], ...] = ()
+    place: int = 0
 
     def __hash__(self) -> int:
-        return hash(str(self.changes))  # values may be mappings
+        return hash(str(self))  # values may be mappings
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.changes) or "plain"
+        changes = ", ".join(f"{name}={value}" for name, value in self.changes) or "plain"
+        return f"{changes}, place {self.place}" if self.place else changes
 
 
 PLAIN = Point()
@@ -82,23 +89,24 @@ def is_whole(model_type: str, name: str) -> bool:
 
 @cache
 def plain(model_type: str, task: str) -> tuple[str, Any]:
-    """The first recipe whose configuration builds a small model that runs, and that configuration.
+    """The first recipe whose configuration builds a small model that runs, with a cache if any does.
 
     Raises:
         Unshrinkable: if none does, with the reason of the first.
     """
     reasons: list[str] = []
-    for recipe, config in shrink.candidates(model_type, {"is_decoder": task == "causal"}):
-        try:
-            check(config, task)
-        except Exception as error:
-            reasons.append(brief(error))
-        else:
-            return recipe.name, config
+    for cached in (True, False):
+        for recipe, config in shrink.candidates(model_type, {"is_decoder": task == "causal"}):
+            try:
+                check(config, task, cached)
+            except Exception as error:
+                reasons.append(brief(error))
+            else:
+                return recipe.name, config
     raise Unshrinkable(f"{model_type}: {reasons[0]}")
 
 
-def check(config: Any, task: str) -> None:
+def check(config: Any, task: str, cached: bool = False) -> None:
     """Build a model and run a few tokens.
 
     Raises:
@@ -110,7 +118,7 @@ def check(config: Any, task: str) -> None:
         raise Unshrinkable(f"the smallest model has {size:,} parameters")
     small = build(config, task, torch.float32)
     tokens = 6 + draw.tokens((2, 7), 40, 0, "tokens")
-    more = {"decoder_input_ids": tokens} if task == "seq2seq" else {"use_cache": False} if task == "causal" else {}
+    more = {"decoder_input_ids": tokens, "use_cache": cached} if task == "seq2seq" else {"use_cache": cached}
     accepted = inspect.signature(small.forward).parameters
     with torch.no_grad():
         small(tokens, **{name: value for name, value in more.items() if name in accepted})

@@ -36,9 +36,9 @@ def points(model_type: str, task: str, count: int, seed: int = 0) -> list[Point]
         if len(found) >= count or not space:
             break
         drawn = draw(space, random.Random(f"{seed}:{attempt}:{model_type}"))
-        point = valid(model_type, task, drawn)
-        if point not in found:
-            found.append(point)
+        changes = valid(model_type, task, drawn).changes
+        if changes not in [point.changes for point in found]:
+            found.append(Point(changes, place=len(found)))
     return found
 
 
