@@ -82,6 +82,7 @@ def check(
     shared: Annotated[list[str] | None, typer.Option(help="a function of the reference that yours may call")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="seconds that one call of yours may take")] = 60.0,
     memory_limit: Annotated[float, typer.Option(min=0.1, help="GiB that it may take")] = 4.0,
+    swap: Annotated[bool, typer.Option("--swap", help="also put it into a live tiny model of the reference")] = False,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
     write_weights: Annotated[Path | None, typer.Option(help="write the rules of the weights here as TOML")] = None,
 ) -> None:
@@ -108,6 +109,7 @@ def check(
         layer_idx,
         tuple(shared or ()),
         Limits(time_limit, int(memory_limit * 2**30)),
+        swap,
     )
     raise typer.Exit(command.command(options, command.Files(json, write_weights), console()))
 

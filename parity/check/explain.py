@@ -33,7 +33,8 @@ def explained(sites: Sequence[Site], rows: Sequence[Row]) -> list[dict[str, Any]
         if row.failures and not found:
             failure = row.failures[0]
             site = of_number[failure.where.number]
-            words, shown = picture(site, failure)
+            live = row.prop.startswith("swap")
+            words, shown = ([], {}) if live else picture(site, failure)
             found[row.prop] = {
                 "property": row.prop,
                 "dtype": NAMES[row.dtype],
@@ -60,9 +61,10 @@ def _lines(
     for judgement in failure.failed:
         if judgement.quantity.verdict not in MEASURED:
             yield "what", _remark(judgement)
-    if failure.said is None and (shown := suspicion(site, failure, row.dtype)):
+    live = row.prop.startswith("swap")
+    if failure.said is None and not live and (shown := suspicion(site, failure, row.dtype)):
         yield "what", shown
-    if where := locate(site, failure):
+    if not live and (where := locate(site, failure)):
         yield "where", where
     if largest is not None and math.isinf(largest.error):
         yield "what", f"{largest.quantity} is not finite, where the reference is"
@@ -135,6 +137,8 @@ def again(options: Options, row: Row, where: Where) -> str:
     for flag, value in (("--adapter", options.adapter), ("--weights", options.weights)):
         if isinstance(value, str):
             words += [flag, value]
+    if row.prop.startswith("swap"):
+        return shlex.join([*words, "--swap", "--examples", "1"])
     words += [
         "--property",
         row.prop,

@@ -13,6 +13,17 @@ from parity import reference
 from parity.compare import VERDICTS, Judgement
 from parity.mismatch import NAMES
 
+SENTENCES = {
+    "forward": "computes what the reference computes",
+    "gradients": "has the reference's gradients",
+    "swap logits": "gives the whole model's logits, with and without a cache",
+    "swap greedy": "leads to the same greedy text",
+    "swap beams": "leads to the same beams",
+    "swap training": "leads to the same loss, gradients and weights after a step",
+    "swap saving": "is saved and loaded without a change",
+}
+"""What holds, by property; those of a live model begin with `swap`."""
+
 
 @dataclass(frozen=True)
 class Where:
@@ -153,11 +164,11 @@ def _bar(name: str, value: float, unit: str, bar: float) -> Plain:
     return {"name": name, "value": value, "unit": unit, "bar": bar, "holds": value <= bar}
 
 
-def plain_row(row: Row, sentence: str) -> Plain:
+def plain_row(row: Row) -> Plain:
     """A row as plain data."""
     return {
         "property": row.prop,
-        "sentence": sentence,
+        "sentence": SENTENCES[row.prop],
         "dtype": NAMES[row.dtype],
         "result": row.result,
         "cases": row.cases,

@@ -27,7 +27,7 @@ from parity.compare import Unequal
 from parity.scenario import DTYPES
 from reimpl.weights import Rule, WeightError
 
-PROPERTIES = {"forward": "computes what the reference computes", "gradients": "has the reference's gradients"}
+PROPERTIES = ("forward", "gradients")
 ONE_PASS = ("prefill", "padded", "single")  # scenarios of which gradients are taken, in their first step
 
 
@@ -39,7 +39,7 @@ class Options:
     against: str
     adapter: Any = None
     weights: Any = None
-    properties: Sequence[str] = tuple(PROPERTIES)
+    properties: Sequence[str] = PROPERTIES
     dtypes: Sequence[str] = tuple(DTYPES)
     configurations: int = 4
     seed: int = 0
@@ -48,6 +48,7 @@ class Options:
     layer_idx: int | None = None
     shared: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
+    swap: bool = False
 
     @property
     def name(self) -> str:
@@ -199,6 +200,11 @@ def check(options: Options, send: Send = lambda kind, value: None) -> Result:
     except Hangs:
         session.notes["nothing else was run, as the candidate hangs"] = None
     refused = _refused(session, sites, rows)
+    if options.swap:
+        from parity.check.swap import swapped_rows
+
+        send("at", "the candidate in a live model")
+        rows += swapped_rows(session, sites[0])
     send("at", "looking for where the two sides part")
     return Result(
         candidate=options.name,
@@ -208,7 +214,7 @@ def check(options: Options, send: Send = lambda kind, value: None) -> Result:
         weights=[weights.describe(rule) for rule in sites[0].rules],
         unsure=[weights.describe(guess.rule) for guess in sites[0].guesses if not guess.sure],
         notes=[*session.notes, *_left_out(session.adapter)],
-        rows=[plain_row(row, PROPERTIES[row.prop]) for row in rows],
+        rows=[plain_row(row) for row in rows],
         mismatches=explained(sites, rows),
         refused=refused,
         rules=weights.as_toml(sites[0].rules),

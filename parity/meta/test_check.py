@@ -10,7 +10,7 @@ from rich.console import Console
 
 from parity.check import command
 from parity.check.candidate import CandidateError
-from parity.check.result import Result
+from parity.check.result import SENTENCES, Result
 from parity.check.sandbox import Limits
 from parity.check.session import Options, check
 from parity.errors import InputError
@@ -132,3 +132,29 @@ def test_the_report_is_json_with_bars(tmp_path):
     assert not report["holds"]
     assert any(not bar["holds"] for bar in report["bars"])
     assert all(bar.keys() == {"name", "value", "unit", "bar", "holds"} for bar in report["bars"])
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("Right", None), ("OwnSignature", "stranger_adapter.py:Adapt")])
+def test_a_right_layer_takes_the_place_of_the_class_in_a_live_model(name, adapter):
+    place = None if adapter is None else f"{HERE / adapter}"
+    result = check(options(name, adapter=place, dtypes=("f64",), scenario="prefill", swap=True))
+    assert result.holds, said(result)
+    assert [row["property"] for row in result.rows][2:] == [name for name in SENTENCES if name.startswith("swap")]
+
+
+def test_a_wrong_layer_leads_a_live_model_astray():
+    result = check(options("Tiled", dtypes=("f64",), scenario="prefill", swap=True))
+    assert {row["property"]: row["result"] for row in result.rows}["swap logits"] == "fails"
+
+
+@pytest.mark.parametrize("reference", ["llama:LlamaAttention", "mixtral:MixtralSparseMoeBlock", "gpt2:GPT2Block"])
+def test_ours_is_called_in_its_own_way(reference):
+    model_type, _, name = reference.partition(":")
+    given = Options(f"reimpl.{model_type}:{name}", reference, configurations=1, dtypes=("f64",), scenario="decode")
+    result = check(given)
+    assert all(row["result"] != "fails" for row in result.rows), said(result)
+
+
+def test_where_a_layer_parts_from_the_reference_is_said():
+    result = check(options("Tiled", scenario="prefill", dtypes=("f64",)))
+    assert "first departs at scores, with v, q after rotation and k after rotation exact" in said(result)
