@@ -12,6 +12,7 @@ from torch import Tensor
 from parity import reference
 from parity.check import guard, replay
 from parity.check.locate import locate, picture
+from parity.check.mend import mended
 from parity.check.result import Failure, Row, Where
 from parity.compare import Judgement, worst
 from parity.mismatch import MEASURED, NAMES
@@ -74,9 +75,21 @@ def _lines(
             yield "also", _few(list(dict.fromkeys(others)))
     if words:
         yield "outputs", ", ".join(words)
+    if not live and set(failure.verdicts) & {"output", "cache"} and failure.said is None:
+        yield from _cause(site, failure)
     yield "fails", _spread(row, rows)
     yield "smallest", f"{_scenario(failure.where)}, configuration {failure.where.number} ({failure.where.point})"
     yield "again", again(site.session.options, row, failure.where)
+
+
+def _cause(site: Site, failure: Failure) -> Iterator[tuple[str, str]]:
+    """What would mend it, if anything known does."""
+    repair, tried = mended(site, failure)
+    if repair is None:
+        yield "cause", f"unknown: none of {tried} repairs of the weights makes it right"
+    else:
+        yield "cause", f"its weights lie in another order, or count otherwise: {repair.what}   (explains everything)"
+        yield "fix", repair.line + ("" if repair.whole else "   (the cache keeps an order of its own)")
 
 
 def suspicion(site: Site, failure: Failure, name: str) -> str | None:

@@ -155,7 +155,7 @@ def _with_guests(session: Session, site: Site, theirs: nn.Module) -> tuple[nn.Mo
 
 
 def _elsewhere(built: Built, path: str) -> Built:
-    return Built(built.subject, built.point, copy.deepcopy(built.model), path, built.seed)
+    return Built(built.subject, built.point, copy.deepcopy(built.model), path, built.whole)
 
 
 def _record(verdict: str, values: dict[str, Tensor]) -> Record:

@@ -70,16 +70,16 @@ def _held(built: Built, call: Call, candidate: Record, truth: Record, name: str,
     told = routing.agreed(candidate, truth)
     if not routing.obeyed(truth, told):
         truth = _told(built, call, torch.float64, measure, told, "eager")
-    truth = _of(candidate, truth)
-    candidate = _of(truth, candidate)
+    truth = of(candidate, truth)
+    candidate = of(truth, candidate)
     yards: list[Record] = []
     if dtype is not torch.float64:
-        yards = [_of(truth, _told(built, call, dtype, measure, told, way)) for way in built.implementations]
+        yards = [of(truth, _told(built, call, dtype, measure, told, way)) for way in built.implementations]
     judgements = judge(truth, candidate, yards, dtype, name)
     if dtype is torch.float64 or all(judgement.ratio <= 1 or judgement.ratio > NEAR for judgement in judgements):
         return judgements
     moved = zip(range(DISTURBANCES), cycle(built.implementations), strict=False)
-    yards += [_of(truth, _disturbed(built, call, dtype, measure, told, way, number)) for number, way in moved]
+    yards += [of(truth, _disturbed(built, call, dtype, measure, told, way, number)) for number, way in moved]
     return judge(truth, candidate, yards, dtype, name)
 
 
@@ -111,7 +111,7 @@ def _moved(value: Tensor, dtype: torch.dtype, stream: str) -> Tensor:
     return (value.double() * (1 + torch.finfo(dtype).eps * steps)).to(value.dtype)
 
 
-def _of(wanted: Record, record: Record) -> Record:
+def of(wanted: Record, record: Record) -> Record:
     """The quantities of one record that another has, too."""
     names = set(wanted.quantities)
     kept = [i for i, quantity in enumerate(record.quantities) if quantity in names]

@@ -55,6 +55,15 @@ class Tiled(Right):
         return x.repeat(1, self.heads // self.kv_heads, 1, 1)
 
 
+class Adjacent(Right):
+    """Rotates adjacent pairs of channels."""
+
+    def rotated(self, q, k, tables):
+        cos, sin = (table[:, None, :, : table.shape[-1] // 2] for table in tables)
+        pairs = [(x[..., ::2], x[..., 1::2]) for x in (q, k)]
+        return tuple(torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2) for a, b in pairs)
+
+
 class Coarse(Right):
     """A softmax in the dtype of its input."""
 

@@ -158,3 +158,9 @@ def test_ours_is_called_in_its_own_way(reference):
 def test_where_a_layer_parts_from_the_reference_is_said():
     result = check(options("Tiled", scenario="prefill", dtypes=("f64",)))
     assert "first departs at scores, with v, q after rotation and k after rotation exact" in said(result)
+
+
+def test_weights_that_lie_in_another_order_are_told_how_to_be_mended():
+    result = check(options("Adjacent", scenario=None, properties=("forward",), dtypes=("f64",)))
+    assert "permute the rows of q_proj and k_proj" in said(result)
+    assert "adjacent_from_half(w, 16)" in said(result)

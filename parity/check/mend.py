@@ -1,0 +1,79 @@
+"""What to do to the candidate's weights so that it is right; tried on the call that fails, confirmed on another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from parity import repairs
+from parity.check.guest import Guest
+from parity.check.record import Call
+from parity.check.result import Failure
+from parity.check.verdict import of
+from parity.compare import Record, Unequal
+from parity.repairs import Repair
+
+if TYPE_CHECKING:
+    from parity.check.session import Site
+
+
+def mended(site: Site, failure: Failure) -> tuple[Repair | None, int]:
+    """A repair of the weights that makes the candidate right, if there is any, and how many were tried."""
+    call, *others = _first_calls(site) or site.built.calls(failure.where.scenario)
+    guest, tried = site.guest("f64"), 0
+    weights = {name: value.detach().clone() for name, value in guest.parameters.items()}
+    if not weights:
+        return None, 0
+
+    def count() -> None:
+        nonlocal tried
+        tried += 1
+
+    def confirmed(repair: Repair) -> bool:
+        return all(_holds(site, guest, other, repair.applied(weights), repair.whole) for other in others)
+
+    try:
+        truth = _comparable(site, guest, call)
+        found = repairs.find(
+            weights, lambda given: _run(site, guest, call, given), truth, confirm=confirmed, on_try=count
+        )
+        return found, tried
+    except Unequal:
+        return None, tried
+    finally:
+        _load(guest, weights)
+
+
+def _first_calls(site: Site) -> list[Call]:
+    """Two calls with a cache that is still empty, as a filled one has the reference's order; without caches, any two."""
+    first = [site.built.calls(name)[0] for name, reason in site.scenarios.items() if reason is None]
+    return [call for call in first if call.cached and call.step == 0][:2] or first[:2]
+
+
+def _comparable(site: Site, guest: Guest, call: Call) -> Record:
+    truth = site.built.truth(call)
+    return of(guest.forward(call, truth)[0], truth)
+
+
+def _run(site: Site, guest: Guest, call: Call, weights: Mapping[str, Tensor]) -> Record:
+    _load(guest, weights)
+    truth = site.built.truth(call)
+    return of(truth, guest.forward(call, truth)[0])
+
+
+def _holds(site: Site, guest: Guest, call: Call, weights: Mapping[str, Tensor], whole: bool) -> bool:
+    try:
+        truth = _comparable(site, guest, call)
+    except Unequal:
+        return False
+    wrong = repairs.wrong_verdicts(lambda given: _run(site, guest, call, given), weights, truth)
+    return wrong is not None and not wrong - (set() if whole else {"cache"})
+
+
+def _load(guest: Guest, weights: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in guest.parameters.items():
+            parameter.copy_(weights[name])
