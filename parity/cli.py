@@ -1,4 +1,4 @@
-"""The command line: `parity run`, `parity list`, `parity show`.
+"""The command line: `parity run`, `parity check`, `parity list`, `parity show` and others.
 
 Exit code 0 if everything held, 1 for a mismatch, 2 for wrong usage or bad input. torch and transformers are imported
 when a command needs them, so that `--help` answers at once.
@@ -82,8 +82,10 @@ def check(
     shared: Annotated[list[str] | None, typer.Option(help="a function of the reference that yours may call")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="seconds that one call of yours may take")] = 60.0,
     memory_limit: Annotated[float, typer.Option(min=0.1, help="GiB that it may take")] = 4.0,
+    mistakes: Annotated[bool, typer.Option("--mistakes", help="also make mistakes in it: which are caught?")] = False,
     swap: Annotated[bool, typer.Option("--swap", help="also put it into a live tiny model of the reference")] = False,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+    card: Annotated[Path | None, typer.Option(help="write a card for a pull request here, as Markdown")] = None,
     write_weights: Annotated[Path | None, typer.Option(help="write the rules of the weights here as TOML")] = None,
 ) -> None:
     """Hold your own layer against any class in transformers."""
@@ -110,8 +112,38 @@ def check(
         tuple(shared or ()),
         Limits(time_limit, int(memory_limit * 2**30)),
         swap,
+        mistakes,
     )
-    raise typer.Exit(command.command(options, command.Files(json, write_weights), console()))
+    raise typer.Exit(command.command(options, command.Files(json, write_weights, card), console()))
+
+
+@app.command()
+def new(
+    candidate: Annotated[str, typer.Argument(help="your layer: path/file.py:Name or package.module:Name")],
+    against: Annotated[str | None, typer.Option(help="the reference; else what its name says")] = None,
+    out: Annotated[Path | None, typer.Option(help="the file to write; else test_<name>.py")] = None,
+) -> None:
+    """Write a test file for your layer, to be run by pytest in your repository."""
+    from parity.check.new import new as write
+
+    console().print(f"wrote {write(candidate, against, out)}", highlight=False)
+
+
+@app.command()
+def card(
+    report: Annotated[Path, typer.Argument(help="what `parity check --json` wrote")],
+    out: Annotated[Path | None, typer.Option(help="write it here; else it is printed")] = None,
+) -> None:
+    """A verification card in Markdown, to paste into a pull request."""
+    from parity.check.card import card as written
+    from parity.check.card import read
+    from parity.table import write_atomically
+
+    text = written(read(report))
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomically(out, text)
 
 
 @app.command()

@@ -28,6 +28,7 @@ class Files:
 
     json: Path | None = None
     rules: Path | None = None
+    card: Path | None = None
 
 
 def command(options: Options, files: Files, console: Console) -> int:
@@ -37,7 +38,7 @@ def command(options: Options, files: Files, console: Console) -> int:
         InputError: for a candidate, a reference or rules that are not there, or cannot be built.
         ReportError: if something cannot be written.
     """
-    for path in (files.json, files.rules):
+    for path in (files.json, files.rules, files.card):
         if path is not None:
             check_place(path)
     result = checked(options, console)
@@ -47,6 +48,10 @@ def command(options: Options, files: Files, console: Console) -> int:
         console.print(f"rules of the weights: {files.rules}", highlight=False)
     if files.json is not None:
         write_atomically(files.json, as_json(result.plain()))
+    if files.card is not None:
+        from parity.check.card import card
+
+        write_atomically(files.card, card(result.plain()))
     return 0 if result.holds else 1
 
 
@@ -105,9 +110,22 @@ def report(result: Result, console: Console) -> None:
     for note in result.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     console.print(verdict(result), markup=False, highlight=False)
+    if result.mistakes:
+        _print_mistakes(result, console)
     for mismatch in result.mismatches:
         console.print()
         console.print(mismatch_text(mismatch), markup=False, highlight=False)
+
+
+def _print_mistakes(result: Result, console: Console) -> None:
+    """How many mistakes the scenarios catch in this layer, and which they do not."""
+    caught = sum(mistake["caught"] for mistake in result.mistakes)
+    console.print(
+        f"mistakes made in this layer from outside: {caught} of {len(result.mistakes)} caught", highlight=False
+    )
+    for mistake in result.mistakes:
+        if not mistake["caught"]:
+            console.print(f"  not caught: {mistake['name']} ({mistake['kind']})", markup=False, highlight=False)
 
 
 def _print_weights(result: Result, console: Console) -> None:

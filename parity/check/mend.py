@@ -48,7 +48,7 @@ def mended(site: Site, failure: Failure) -> tuple[Repair | None, int]:
 
 
 def _first_calls(site: Site) -> list[Call]:
-    """Two calls with a cache that is still empty, as a filled one has the reference's order; without caches, any two."""
+    """Two calls with a cache that is still empty, as a filled one has the reference's order; else any two."""
     first = [site.built.calls(name)[0] for name, reason in site.scenarios.items() if reason is None]
     return [call for call in first if call.cached and call.step == 0][:2] or first[:2]
 

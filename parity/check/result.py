@@ -124,6 +124,8 @@ class Result:
         notes: what is tolerated or left out.
         rows: see `plain_row`.
         mismatches: each with a headline and lines of label and text.
+        rules: the weights' rules as a file.
+        mistakes: those made in the layer from outside: what, in what, and by which scenarios they were caught.
         refused: why what holds proves nothing; None if it does.
     """
 
@@ -138,6 +140,7 @@ class Result:
     mismatches: list[Plain]
     refused: str | None
     rules: str = ""
+    mistakes: list[Plain] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parity.check import candidate, guard, infer, replay, tree, weights
 from parity.check.adapter import Adapter, Constructed
@@ -49,6 +49,7 @@ class Options:
     shared: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
     swap: bool = False
+    mistakes: bool = False
 
     @property
     def name(self) -> str:
@@ -111,6 +112,18 @@ class Site:
         self.guesses: list[infer.Guess] = []
         self.rules = self._rules()
         weights.fill(self.module, self.state, self.rules)
+
+    def rebuilt(self, change: Callable[[Any], None]) -> nn.Module:
+        """The candidate in float64, built from a configuration that was changed; its weights are the same."""
+        args, kwargs = self.built.constructor
+        config = self.built.config
+        for each in (config, *args, *kwargs.values()):
+            if hasattr(each, "to_diff_dict"):
+                change(each)
+        constructed = Constructed(args, kwargs, config, self.built.layer_idx)
+        module = candidate.build(self.session.adapter, self.session.target, constructed).eval().double()
+        weights.fill(module, self.state, self.rules)
+        return module
 
     def _rules(self) -> list[Rule]:
         """By the rules given; else by equal names, in memory or on disk; else by inference."""
@@ -218,7 +231,21 @@ def check(options: Options, send: Send = lambda kind, value: None) -> Result:
         mismatches=explained(sites, rows),
         refused=refused,
         rules=weights.as_toml(sites[0].rules),
+        mistakes=_mistakes(session, sites[0], send),
     )
+
+
+def _mistakes(session: Session, site: Site, send: Send) -> list[dict[str, Any]]:
+    """What comes out of every mistake made in the layer from outside, where that was asked for."""
+    if not session.options.mistakes:
+        return []
+    from parity.check.inject import injected
+
+    found = []
+    for mistake in injected(session, site):
+        send("at", f"mistake: {mistake.name}")
+        found.append({"name": mistake.name, "kind": mistake.kind, "caught": bool(mistake.by), "by": list(mistake.by)})
+    return found
 
 
 def _left_out(adapter: Adapter) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,13 @@ DISTURBANCES = 12
 NEAR = 32  # times the allowance, beyond which a second look at the yardstick is not worth its time
 
 
-def judge_forward(built: Built, guest: Guest, call: Call, name: str) -> list[Judgement]:
+class Side(Protocol):
+    """What is judged: a guest, or one that is given something else."""
+
+    def forward(self, call: Call, truth: Record) -> tuple[Record, list[str]]: ...
+
+
+def judge_forward(built: Built, guest: Side, call: Call, name: str) -> list[Judgement]:
     """Outputs, the whole cache after the call, choices of experts, and what was written to.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from parity.check import command
+from parity.check import card, command, new
 from parity.check.candidate import CandidateError
 from parity.check.result import SENTENCES, Result
 from parity.check.sandbox import Limits
@@ -164,3 +164,37 @@ def test_weights_that_lie_in_another_order_are_told_how_to_be_mended():
     result = check(options("Adjacent", scenario=None, properties=("forward",), dtypes=("f64",)))
     assert "permute the rows of q_proj and k_proj" in said(result)
     assert "adjacent_from_half(w, 16)" in said(result)
+
+
+def test_mistakes_made_from_outside_are_caught_unless_the_layer_never_reads_what_is_wrong():
+    result = check(options("Right", dtypes=("f64",), properties=("forward",), mistakes=True))
+    names = {mistake["name"]: mistake["caught"] for mistake in result.mistakes}
+    assert names["the mask hides nothing"]
+    assert names["the cache is not read"]
+    assert names["k_proj.weight has its rows in another order"]
+    assert not any("rms_norm_eps" in name for name in names)
+    assert all(names.values()), names
+
+
+def test_a_mistake_that_no_scenario_reaches_is_not_caught():
+    result = check(options("Right", dtypes=("f64",), properties=("forward",), mistakes=True, scenario="prefill"))
+    assert not {mistake["name"] for mistake in result.mistakes} & {"the cache is not read"}
+
+
+def test_the_card_says_what_was_held_against_what(tmp_path):
+    report, file = tmp_path / "report.json", tmp_path / "card.md"
+    given = options("Tiled", scenario="prefill", dtypes=("f64",), properties=("forward",))
+    command.command(given, command.Files(json=report, card=file), Console(quiet=True))
+    assert card.card(card.read(report)) == file.read_text()
+    assert "FAILS" in file.read_text().splitlines()[0]
+    report.write_text("{}")
+    with pytest.raises(InputError, match="is no report"):
+        card.read(report)
+
+
+def test_a_test_file_is_written_for_a_layer(tmp_path):
+    file = new.new(f"{HERE / 'stranger.py'}:Right", LLAMA, tmp_path / "test_right.py")
+    assert f'parity.against("{LLAMA}").check("{HERE / "stranger.py"}:Right")' in file.read_text()
+    with pytest.raises(InputError, match="is there already"):
+        new.new(f"{HERE / 'stranger.py'}:Right", LLAMA, file)
+    assert new.guess("MyFastQwen3Attention") == "qwen3:Qwen3Attention"
