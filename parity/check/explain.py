@@ -88,7 +88,7 @@ def _cause(site: Site, failure: Failure) -> Iterator[tuple[str, str]]:
     if repair is None:
         yield "cause", f"unknown: none of {tried} repairs of the weights makes it right"
     else:
-        yield "cause", f"its weights lie in another order, or count otherwise: {repair.what}   (explains everything)"
+        yield "cause", f"right with other weights: {repair.what}   (explains the whole difference)"
         yield "fix", repair.line + ("" if repair.whole else "   (the cache keeps an order of its own)")
 
 
