@@ -73,6 +73,12 @@ class Chain:
         ]
         return ", ".join(parts)
 
+    def course(self) -> list[tuple[str, float]]:
+        """How far the candidate is from each quantity, in the order in which the reference forms them."""
+        return [
+            (str(name), self._collected.distance(value)) for name, value in zip(self.names, self._values, strict=True)
+        ]
+
     def _is_near(self, i: int, first: int) -> bool:
         """Whether the candidate has a quantity that leads to the first one, or stands beside it in the same module."""
         beside = self.names[i].owner == self.names[first].owner and not self._leads[first, i]

@@ -43,25 +43,24 @@ def run(
     scenario: Annotated[str | None, typer.Option(help="one scenario's line, as a mismatch prints it")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="a local checkpoint in Hugging Face's layout")] = None,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page about the results here, with pictures")] = None,
 ) -> None:
     """Hold our layers against transformers and print a table of verdicts."""
-    if json is not None:
-        from parity.table import check_place
-
-        check_place(json)
-    if checkpoint is not None:
-        given = {"MODEL": model, "--layer": layer, "--property": prop, "--examples": examples}
-        raise typer.Exit(_run_checkpoint(checkpoint, given, dtype, seed or 0, scenario, json))
     from parity import run as runs
 
+    reports = runs.Reports(json, html)
+    reports.check()
+    if checkpoint is not None:
+        given = {"MODEL": model, "--layer": layer, "--property": prop, "--examples": examples, "--html": html}
+        raise typer.Exit(_run_checkpoint(checkpoint, given, dtype, seed or 0, scenario, json))
     selection = _select(model, layer, prop, dtype)
     if scenario is not None:
         if examples is not None or seed is not None:
             raise typer.BadParameter(
                 "--examples and --seed cannot be given with --scenario, which is one, with its seed"
             )
-        raise typer.Exit(runs.run_scenario(selection, scenario, json, console()))
-    raise typer.Exit(runs.run(selection, examples, seed or 0, json, console()))
+        raise typer.Exit(runs.run_scenario(selection, scenario, reports, console()))
+    raise typer.Exit(runs.run(selection, examples, seed or 0, reports, console()))
 
 
 @app.command()

@@ -65,10 +65,20 @@ class Collect(TorchDispatchMode):
         Args:
             scale: what the bound is relative to, where that is more than the tensor's own root mean square.
         """
+        flat, nearest = self._nearest(value)
+        return bool((nearest <= _bound(flat, scale)).all())
+
+    def distance(self, value: Tensor) -> float:
+        """How far a tensor's numbers are from the nearest collected ones, relative to its root mean square."""
+        flat, nearest = self._nearest(value)
+        size = flat.square().mean().sqrt()
+        return (nearest.square().mean().sqrt() / size).item() if flat.numel() and size else 0.0
+
+    def _nearest(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers of a tensor that no mask took out, and how far the nearest collected one is from each."""
         flat = value[value > MASKED].detach().double().contiguous()
         at = torch.searchsorted(self._numbers, flat).clamp(1, len(self._numbers) - 1)
-        nearest = torch.minimum((self._numbers[at] - flat).abs(), (self._numbers[at - 1] - flat).abs())
-        return bool((nearest <= _bound(flat, scale)).all())
+        return flat, torch.minimum((self._numbers[at] - flat).abs(), (self._numbers[at - 1] - flat).abs())
 
     def has_in_order(self, value: Tensor) -> bool:
         """Whether the last of a tensor's rows stands somewhere as a row, too, which a wrong order would break up."""

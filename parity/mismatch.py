@@ -81,8 +81,14 @@ class Mismatch(AssertionError):
     def _pair(self) -> Pair:
         return pair_of(self.family.model_type, self.layer.name, self.scenario.config)
 
+    @property
+    def told(self) -> tuple[str, list[tuple[str, str]]]:
+        """Its headline, and its lines by their labels."""
+        return self._headline(), list(self._lines())
+
     def __str__(self) -> str:
-        return "\n".join([self._headline(), *(f"  {label:<9} {text}" for label, text in self._lines())])
+        headline, lines = self.told
+        return "\n".join([headline, *(f"  {label:<9} {text}" for label, text in lines)])
 
     def _headline(self) -> str:
         what = " and ".join(self.verdicts) or "candidate"

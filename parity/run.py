@@ -21,7 +21,7 @@ from parity.profiles import load_profile
 from parity.property import Property
 from parity.runner import Tally, check, hold
 from parity.scenario import DTYPE_NAMES, DTYPES, ScenarioError, parse_scenario
-from parity.table import bars, print_header, print_rows, write_json
+from parity.table import bars, check_place, print_header, print_rows, write_json
 
 Row = tuple[Family, Layer, Property]
 
@@ -66,7 +66,38 @@ def _rows(
                     yield family, layer, prop
 
 
-def run(selection: Selection, examples: int | None, seed: int, json: Path | None, console: Console) -> int:
+@dataclass(frozen=True)
+class Reports:
+    """Where to write what a run has shown, if anywhere."""
+
+    json: Path | None = None
+    html: Path | None = None
+
+    def check(self) -> None:
+        """Refuse, before any work is done, places where nothing can be written.
+
+        Raises:
+            ReportError: naming the place.
+        """
+        for path in (self.json, self.html):
+            if path is not None:
+                check_place(path)
+
+    def write(self, rows: Sequence[Row], tallies: Sequence[Tally], seconds: float) -> None:
+        """Write them.
+
+        Raises:
+            ReportError: naming the file and what kept it from being written.
+        """
+        if self.json is not None:
+            write_json(self.json, rows, tallies, seconds)
+        if self.html is not None:
+            from parity.report.of_run import write_page
+
+            write_page(self.html, rows, tallies, seconds)
+
+
+def run(selection: Selection, examples: int | None, seed: int, reports: Reports, console: Console) -> int:
     """Run a selection, print its table, and return the exit code: 0 if all holds but for gaps, 1 for a mismatch."""
     profile, start = prepare(), time.perf_counter()
     each = examples or settings().max_examples
@@ -88,10 +119,10 @@ def run(selection: Selection, examples: int | None, seed: int, json: Path | None
                 on_scenario=lambda: progress.advance(task),
             )
             tallies.append(tally)
-    return _conclude(selection.rows, tallies, time.perf_counter() - start, json, console)
+    return _conclude(selection.rows, tallies, time.perf_counter() - start, reports, console)
 
 
-def run_scenario(selection: Selection, line: str, json: Path | None, console: Console) -> int:
+def run_scenario(selection: Selection, line: str, reports: Reports, console: Console) -> int:
     """Run one scenario through the properties selected that are stated in its dtypes, and return the exit code.
 
     Raises:
@@ -119,7 +150,7 @@ def run_scenario(selection: Selection, line: str, json: Path | None, console: Co
         raise families.FamilyError(
             f"nothing to run: no property of those chosen is stated in {', '.join(given.dtypes)}"
         )
-    return _conclude(rows, tallies, time.perf_counter() - start, json, console)
+    return _conclude(rows, tallies, time.perf_counter() - start, reports, console)
 
 
 def prepare() -> str:
@@ -129,16 +160,13 @@ def prepare() -> str:
     return load_profile()
 
 
-def _conclude(
-    rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, json: Path | None, console: Console
-) -> int:
+def _conclude(rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, reports: Reports, console: Console) -> int:
     print_rows(console, rows, tallies, seconds)
     known = {name: mismatch for tally in reversed(tallies) for name, mismatch in tally.gaps.items()}
     for mismatch in [*known.values(), *(tally.mismatch for tally in tallies if tally.mismatch is not None)]:
         console.print()
         console.print(str(mismatch), markup=False, highlight=False)
-    if json is not None:
-        write_json(json, rows, tallies, seconds)
+    reports.write(rows, tallies, seconds)
     return 0 if all(bar["holds"] for bar in bars(rows, tallies)) else 1
 
 

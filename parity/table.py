@@ -42,18 +42,23 @@ def print_rows(console: Console, rows: Sequence[Row], tallies: Sequence[Tally], 
         name = f"{family.model_type} {layer.name}"
         table.add_row(name, prop.name, *cells, f"{tally.cases:,}", f"{tally.seconds:.2f}")
     console.print(table)
-    console.print(_summary(tallies, seconds), highlight=False)
+    console.print(summary(tallies, seconds), highlight=False)
 
 
 def _cell(tally: Tally, verdict: str) -> str:
-    judgement = tally.worst.get(verdict)
-    failed = tally.mismatch is not None and (verdict in tally.mismatch.verdicts or not tally.mismatch.verdicts)
-    text = "" if judgement is None else _allowance(judgement)
-    if failed:
-        return f"[red]FAILS {text}[/red]"
+    judgement, result = tally.worst.get(verdict), result_of(tally, verdict)
+    text = "" if judgement is None else allowance(judgement)
+    shown = {"fails": "[red]FAILS[/red]", "gap": "[yellow]gap[/yellow]", "holds": "[green]holds[/green]"}
+    return "[dim]-[/dim]" if result is None else f"{shown[result]} {text}"
+
+
+def result_of(tally: Tally, verdict: str) -> str | None:
+    """What came out of a row for one verdict; None if it says nothing of it."""
+    if tally.mismatch is not None and (verdict in tally.mismatch.verdicts or not tally.mismatch.verdicts):
+        return "fails"
     if any(verdict in known.verdicts or not known.verdicts for known in tally.gaps.values()):
-        return f"[yellow]gap[/yellow] {text}"
-    return f"[green]holds[/green] {text}" if judgement else "[dim]-[/dim]"
+        return "gap"
+    return "holds" if verdict in tally.worst else None
 
 
 def result(tally: Tally) -> str:
@@ -61,13 +66,15 @@ def result(tally: Tally) -> str:
     return "fails" if tally.mismatch is not None else "gap" if tally.gaps else "holds"
 
 
-def _allowance(judgement: Judgement) -> str:
+def allowance(judgement: Judgement) -> str:
+    """An error beside what is allowed."""
     if judgement.allowed == 0:
         return f"{judgement.error:g} of 0"
     return f"{judgement.error:.0e} of {judgement.allowed:.0e} {judgement.dtype}"
 
 
-def _summary(tallies: Sequence[Tally], seconds: float) -> str:
+def summary(tallies: Sequence[Tally], seconds: float) -> str:
+    """What came out of a run, in a sentence."""
     cases, results = sum(tally.cases for tally in tallies), [result(tally) for tally in tallies]
     unjudged, failed, known = sum(tally.unjudged for tally in tallies), results.count("fails"), results.count("gap")
     everything = "the row holds" if len(tallies) == 1 else f"all {len(tallies)} rows hold"

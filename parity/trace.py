@@ -42,10 +42,14 @@ F64 = torch.float64
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first quantity at which the two sides part, and the sentence that says so."""
+    """The first quantity at which the two sides part, and the sentence that says so.
+
+    `chain` holds what the reference forms on its way, where it is a run of both that tells.
+    """
 
     quantity: Name
     where: str
+    chain: Chain | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def _locate_forward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
         results = [i for i, each in enumerate(watch.seen) if each.result in names]
         if blamed := chain.blamed(results, wrong.sure):
             when = f" in step {step.index}" if step.index else ""
-            return Divergence(chain.names[blamed[0]], chain.sentence(blamed, when))
+            return Divergence(chain.names[blamed[0]], chain.sentence(blamed, when), chain)
     return None
 
 
@@ -127,7 +131,7 @@ def _locate_backward(pair: Pair, case: Case, wrong: Wrong) -> Divergence | None:
     ends = [(len(names) - 1 - i, leaf) for i, leaf in enumerate(leaves)]
     at = [i for i, leaf in ends if f"gradient of {leaf}" in wanted]  # none where a leaf has another name on disk
     blamed = chain.blamed(at or [i for i, _ in ends], wrong.sure and bool(at))
-    return Divergence(chain.names[blamed[0]], chain.sentence(blamed)) if blamed else None
+    return Divergence(chain.names[blamed[0]], chain.sentence(blamed), chain) if blamed else None
 
 
 def _name_of(parameter: str) -> Name:

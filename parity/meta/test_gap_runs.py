@@ -13,7 +13,7 @@ from parity import family as families
 from parity import gaps, listing
 from parity import property as properties
 from parity.pair import pair_of
-from parity.run import run_scenario, select
+from parity.run import Reports, run_scenario, select
 from parity.runner import Tally, hold
 from reimpl import deepseek_v3, latent_attention
 
@@ -31,7 +31,7 @@ def other_candidates() -> Iterator[None]:
 def run(line: str, path: Path, model: str = "mistral", prop: str = "chunks") -> tuple[int, str, dict[str, Any]]:
     """Exit code, what is printed, and the one row of the report."""
     console = Console(file=StringIO(), width=200, soft_wrap=True)
-    code = run_scenario(select(model, ["model"], [prop], []), line, path, console)
+    code = run_scenario(select(model, ["model"], [prop], []), line, Reports(path), console)
     (row,) = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return code, console.file.getvalue(), row  # type: ignore[attr-defined]
 
