@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parity.check.record import Recorder
-from parity.tiny import draw
+from parity.tiny import draw, models
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states", "layer_past")
 """What models call what they remember, in their arguments and in their outputs."""
@@ -119,7 +119,7 @@ def carried(output: Any, accepted: Mapping[str, Any]) -> dict[str, Any]:
         raise Undriven("the reference returns no cache to go on with")
     kept[own] = cache
     if getattr(output, "encoder_last_hidden_state", None) is not None and "encoder_outputs" in accepted:
-        kept["encoder_outputs"] = (output.encoder_last_hidden_state,)
+        kept["encoder_outputs"] = models.encoded(output.encoder_last_hidden_state)
     return kept
 
 

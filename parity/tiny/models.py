@@ -219,6 +219,11 @@ def stored(directory: Path, model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def encoded(states: Tensor) -> Any:
+    """What an encoder returned, [rows, tokens, width], as a model takes it in later steps."""
+    return transformers.modeling_outputs.MoeModelOutputWithPast(last_hidden_state=states)
+
+
 def configs(module: nn.Module) -> list[Any]:
     """Every configuration that some part of a module refers to."""
     found: dict[int, Any] = {}
