@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from litgpt.config import Config
 from torch import nn
 
 from parity.check.adapter import Adapter, Constructed, Recorded
-from reimpl.weights import Same
+from parity.check.weights import Turned
+from reimpl.weights import Same, Stacked
 
 ROOM = 64  # tokens that a cache has room for
 
@@ -39,8 +41,7 @@ def common(config: Any) -> dict[str, Any]:
         "norm_class_name": "RMSNorm",
         "norm_eps": config.rms_norm_eps,
         "rotary_percentage": 1.0,
-        "bias": False,
-        "attn_bias": bool(getattr(config, "attention_bias", False)),
+        "bias": bool(getattr(config, "attention_bias", False)),
         "rope_adjustments": None if config.rope_parameters["rope_type"] == "default" else dict(config.rope_parameters),
     }
 
@@ -59,16 +60,16 @@ class Attention(Adapter):
         return cls(Config(**fields), constructed.layer_idx or 0)
 
     def call(self, module: nn.Module, recorded: Recorded) -> Any:
-        x, kept, state = recorded.x, recorded.may_attend, recorded.state
-        if not state:
-            state |= {"cache": self.room(module, len(x), recorded.dtype), "seen": 0}
-        module.kv_cache, seen = state["cache"], state["seen"]
-        state["seen"] = end = seen + x.shape[1]
+        x, kept, seen = recorded.x, recorded.may_attend, 0
+        module.kv_cache = cache = self.room(module, len(x), recorded.dtype)
+        for k, v in recorded.past:
+            seen = k.shape[2]
+            cache.k[:, :, :seen], cache.v[:, :, :seen] = k, v
+        end = seen + x.shape[1]
         if kept is None:
             kept = torch.ones(1, 1, x.shape[1], end, dtype=torch.bool).tril(seen)
-        positions = torch.arange(seen, end)
-        output = module(x, recorded.cos, recorded.sin, kept, positions, end)
-        return output, (module.kv_cache.k[:, :, :end], module.kv_cache.v[:, :, :end])
+        output = module(x, recorded.cos, recorded.sin, kept, torch.arange(seen, end), end)
+        return output, (cache.k[:, :, :end], cache.v[:, :, :end])
 
     def room(self, module: Any, rows: int, dtype: torch.dtype) -> nn.Module:
         """An empty cache of theirs."""
@@ -85,6 +86,7 @@ class LatentAttention(Attention):
             "latent_attention": {name: getattr(config, name) for name in names},
             "rope_interleave": config.rope_interleave,
             "head_size": config.qk_head_dim,
+            "bias": False,
         }
         return cls(Config(**fields), constructed.layer_idx or 0)
 
@@ -106,20 +108,28 @@ class Experts(Adapter):
             "n_expert_per_token": config.num_experts_per_tok,
             "mlp_class_name": "LLaMAMoE",
             "head_size": 8,
+            "bias": False,
         }
         return cls(Config(**fields))
 
     def call(self, module: nn.Module, recorded: Recorded) -> Any:
         return module(recorded.x), None
 
-    def rules(self, config: Any, reference: Any) -> list[Any]:
-        """Theirs are an expert each, as on disk."""
-        experts = config.num_local_experts
-        names = {"w1": "fc_1", "w3": "fc_2", "w2": "proj"}
+    def rules(self, config: Any, reference: Mapping[str, torch.Tensor]) -> list[Any]:
+        """Theirs are an expert each, where the reference has stacks of them, gate above up."""
+        owners = [f"experts.{expert}" for expert in range(len(reference["experts.down_proj"]))]
+        gate_up = tuple((f"{owner}.fc_1.weight", f"{owner}.fc_2.weight") for owner in owners)
+        down = tuple(f"{owner}.proj.weight" for owner in owners)
+        shared = {"gate_proj": "fc_1", "up_proj": "fc_2", "down_proj": "proj"}
         return [
-            Same(f"experts.{expert}.{disk}.weight", f"experts.{expert}.{ours}.weight")
-            for expert in range(experts)
-            for disk, ours in names.items()
+            Turned(Stacked(gate_up, "experts.gate_up_proj")),
+            Turned(Stacked(down, "experts.down_proj")),
+            *(
+                Same(name, name.replace(part, ours))
+                for name in reference
+                for part, ours in shared.items()
+                if name == f"shared_experts.{part}.weight"
+            ),
         ]
 
 
@@ -140,5 +150,6 @@ class GroupedExperts(Experts):
             "norm_topk_prob": config.norm_topk_prob,
             "mlp_class_name": "LLaMAMoE",
             "head_size": 8,
+            "bias": False,
         }
         return cls(Config(**fields))

@@ -179,7 +179,7 @@ MISTAKES = (
         "routes in the model's dtype",
         narrow(moe),
         (Place(SOFTMAX_ROUTED, EXPERTS, "b2 s4", "b2 s4 f32"), Place(LATENT, EXPERTS, "b2 s4", "b2 s4 f32")),
-        ("softmax", "router score", "router choice"),
+        ("softmax", "router score"),
         "half precision",
         ("routing", "output", "cache", "precision"),
         dtype="bf16",
