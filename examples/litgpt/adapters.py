@@ -60,16 +60,20 @@ class Attention(Adapter):
         return cls(Config(**fields), constructed.layer_idx or 0)
 
     def call(self, module: nn.Module, recorded: Recorded) -> Any:
-        x, kept, seen = recorded.x, recorded.may_attend, 0
-        module.kv_cache = cache = self.room(module, len(x), recorded.dtype)
+        seen = 0
+        module.kv_cache = cache = self.room(module, len(recorded.x), recorded.dtype)
         for k, v in recorded.past:
             seen = k.shape[2]
             cache.k[:, :, :seen], cache.v[:, :, :seen] = k, v
-        end = seen + x.shape[1]
+        return self.step(module, recorded, seen)
+
+    def step(self, module: Any, recorded: Recorded, seen: int) -> Any:
+        """Go on after so many tokens in the cache."""
+        x, kept, end = recorded.x, recorded.may_attend, seen + recorded.x.shape[1]
         if kept is None:
             kept = torch.ones(1, 1, x.shape[1], end, dtype=torch.bool).tril(seen)
         output = module(x, recorded.cos, recorded.sin, kept, torch.arange(seen, end), end)
-        return output, (cache.k[:, :, :end], cache.v[:, :, :end])
+        return output, (module.kv_cache.k[:, :, :end], module.kv_cache.v[:, :, :end])
 
     def room(self, module: Any, rows: int, dtype: torch.dtype) -> nn.Module:
         """An empty cache of theirs."""
@@ -94,7 +98,12 @@ class LatentAttention(Attention):
         return module.build_kv_cache(rows, ROOM, dtype=dtype)
 
     def call(self, module: nn.Module, recorded: Recorded) -> Any:
-        output, _ = super().call(module, recorded)
+        state, rows = recorded.state, len(recorded.x)
+        if not state:
+            state |= {"cache": self.room(module, rows, recorded.dtype), "seen": 0}
+        module.kv_cache, seen = state["cache"], state["seen"]
+        state["seen"] = seen + recorded.x.shape[1]
+        output, _ = self.step(module, recorded, seen)
         return output, None
 
 
