@@ -92,7 +92,7 @@ class Layer:
     Attributes:
         name: what a user calls it (`attention`).
         kind: how both sides are called.
-        reference: the class in `transformers.models.<model_type>`.
+        reference: the class in `transformers.models.<model_type>`, or in the family's library.
         candidate: builds our layer from our configuration.
         at: where its weights stand in a checkpoint (`model.layers.0.self_attn.`).
         axes: the axes of the family's space that matter to it.
@@ -158,6 +158,8 @@ class Family:
         configure: turns a point into the keyword arguments of the Hugging Face configuration.
         config: our configuration class, read from the Hugging Face dictionary.
         layers: bottom up.
+        library: where the references come from, as `parity/sources.py` knows it.
+        tokens: how many a row has at a point of the space, where it has no other number.
         rotary: the reference's class of rotary tables, which the layers below the model are called with.
         alibi: the reference's function that makes what ALiBi adds to scores, which they are called with in its place.
         memory: whether layers attend to an encoder's memory at a point of the space.
@@ -175,6 +177,8 @@ class Family:
     configure: Callable[[Point], dict[str, Any]]
     config: Any
     layers: tuple[Layer, ...]
+    library: str = "transformers"
+    tokens: Callable[[Point], int] | None = None
     rotary: str | None = None
     alibi: str | None = None
     memory: Callable[[Point], bool] = _no_memory
@@ -182,7 +186,7 @@ class Family:
     positions: int | None = None
     turned: tuple[str, ...] = ("q_proj", "k_proj")
     rules: Callable[[Any], Sequence[Rule]] = _same_names
-    implementations: tuple[Mapping[str, str], ...] = (
+    implementations: tuple[Mapping[str, Any], ...] = (
         {"_attn_implementation": "eager"},
         {"_attn_implementation": "sdpa"},
     )

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 
-from parity import reference
 from parity.case import Case
 from parity.compare import Judgement, worst
 from parity.family import Family, Layer
@@ -17,6 +16,7 @@ from parity.pair import Pair, pair_of
 from parity.patterns import describe, tellings
 from parity.property import Property
 from parity.scenario import DTYPE_NAMES, DTYPES, Scenario
+from parity.sources import source_of
 from parity.trace import Divergence, locate
 from parity.watch import Name
 
@@ -69,7 +69,8 @@ class Mismatch(AssertionError):
         return describe(self._pair, self._cases())
 
     def _cases(self) -> Iterator[Case]:
-        scenarios = tellings(self.scenario, self.family.positions)
+        fixed = self.family.tokens is not None
+        scenarios = iter([self.scenario]) if fixed else tellings(self.scenario, self.family.positions)
         return (self.prop.case(self._pair, scenario) for scenario in scenarios)
 
     @property
@@ -93,7 +94,9 @@ class Mismatch(AssertionError):
     def _headline(self) -> str:
         what = " and ".join(self.verdicts) or "candidate"
         verb = "differ" if len(self.verdicts) > 1 else "differs"
-        return f"{self.family.model_type} / {self.layer.reference}   {what} {verb} from {reference.version()}"
+        return (
+            f"{self.family.model_type} / {self.layer.reference}   {what} {verb} from {source_of(self.family).version()}"
+        )
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "claim", self.prop.sentence
@@ -136,7 +139,7 @@ class Inconsistent(Mismatch):
     def _headline(self) -> str:
         what = " and ".join(self.verdicts) or "result"
         layer = f"{self.family.model_type} / {self.layer.reference}"
-        return f"{layer}   {what} in a known gap of {reference.version()}: {self.gap.name}"
+        return f"{layer}   {what} in a known gap of {source_of(self.family).version()}: {self.gap.name}"
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "claim", self.prop.sentence

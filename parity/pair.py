@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from parity import family as families
-from parity import reference as theirs
 from parity import routing
 from parity.candidate import Candidate
 from parity.case import OF_MEMORY, Case, Step, by_token
@@ -24,6 +23,7 @@ from parity.family import Family, Kind, Layer
 from parity.oracle import lifted
 from parity.reference import Reference
 from parity.scenario import DTYPES, AxisValue, Scenario, ScenarioError
+from parity.sources import source_of
 from parity.tiny import draw, initialise
 from reimpl.weights import to_disk, to_module
 
@@ -40,7 +40,8 @@ class Pair:
     def __init__(self, family: Family, layer: Layer, values: Mapping[str, AxisValue]) -> None:
         self.family, self.layer = family, layer
         self.point = family.point(layer, values)
-        self.reference_config = theirs.make_config(family.configure(self.point))
+        self.source = source_of(family)
+        self.reference_config = self.source.make_config(family.configure(self.point))
         self._references: dict[torch.dtype, Reference] = {}
         self._filled: WeakKeyDictionary[Side, int] = WeakKeyDictionary()
         self._fresh: WeakKeyDictionary[Side, dict[nn.Module, dict[str, Any]]] = WeakKeyDictionary()
@@ -71,7 +72,7 @@ class Pair:
     def reference(self, dtype: torch.dtype) -> Reference:
         """The reference in a dtype; in float64 it is the one the truth is taken from."""
         if dtype not in self._references:
-            self._references[dtype] = Reference(self.family, self.layer, self.reference_config, dtype)
+            self._references[dtype] = self.source.side(self.family, self.layer, self.reference_config, dtype)
         return self._references[dtype]
 
     def candidate(self, dtype: torch.dtype) -> Candidate:
@@ -104,6 +105,8 @@ class Pair:
             raise ScenarioError(f"{self.layer} cannot tell padding from tokens: leave {scenario.side} out")
         if self.layer.recurrent and (scenario.offset or scenario.packing or scenario.masked_positions):
             raise ScenarioError(f"{self.layer} is a recurrence, which counts no positions: leave @, packed, masked out")
+        if self.family.tokens is not None and scenario.length != self.family.tokens(self.point):
+            raise ScenarioError(f"rows have {self.family.tokens(self.point)} tokens under this configuration, no other")
         if scenario.columns and self.layer.kind is not Kind.IMAGE:
             raise ScenarioError(f"{self.layer} is given no images: leave w out")
         if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
@@ -170,7 +173,8 @@ class Pair:
         """The reference's ways to compute, as far as they can differ in this layer."""
         matters = {"_attn_implementation": self.layer.kind.attends, "_experts_implementation": self.layer.routes}
         ways = [
-            {field: choice for field, choice in way.items() if matters[field]} for way in self.family.implementations
+            {field: choice for field, choice in way.items() if matters.get(field, True)}
+            for way in self.family.implementations
         ]
         return [way for index, way in enumerate(ways) if way not in ways[:index]]
 

@@ -183,6 +183,11 @@ class Reference:
         wanted = inspect.signature(cls.__init__).parameters
         return cls(self.config, layer_idx=self.layer.index) if "layer_idx" in wanted else cls(self.config)
 
+    @property
+    def home(self) -> Any:
+        """The module in which the layers are defined."""
+        return modeling(self.family.model_type)
+
     def use(self, implementation: Mapping[str, Any]) -> None:
         """Choose how the reference computes; it reads these fields at every call."""
         for name, value in implementation.items():

@@ -119,6 +119,8 @@ def scenarios(
     if layer.kind is Kind.IMAGE:
         fields["columns"] = columns = draw(st.integers(1, WIDEST))
         schedule = st.integers(1, WIDEST).map(lambda height: (height * columns,))
+    if family.tokens is not None:
+        schedule = st.just((family.tokens(family.point(layer, dict(fields["config"]))),))
     if schedule is None:
         schedule = accepted(layer)
     fields["schedule"] = chunks = draw(schedule)

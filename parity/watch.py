@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from parity.reference import Reference, cache_parts, modeling
+from parity.reference import Reference, cache_parts
 
 SHORT = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "query": "q", "key": "k", "value": "v"}
 SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
@@ -58,7 +58,7 @@ class Watch:
 
     def on(self, side: Reference, cache: Any) -> AbstractContextManager[None]:
         """Watch a reference and its cache as long as the context lasts."""
-        return self.over(side.module, modeling(side.family.model_type), cache)
+        return self.over(side.module, side.home, cache)
 
     @contextmanager
     def over(self, module: nn.Module, source: Any, cache: Any) -> Iterator[None]:

@@ -49,6 +49,7 @@ def roughly(expected: float | list[float]) -> object:
         ("transformer.h.0.mlp.c_fc.weight", (HIDDEN, 44), "gpt2", UNIT),
         ("model.shared.weight", (61, HIDDEN), "marian", 1),
         ("poolformer.encoder.patch_embeddings.0.projection.weight", (6, 3, 5, 5), "poolformer", 1 / math.sqrt(75)),
+        ("layers.0.channel_mixer.per_token_up.weight", (3, 12, 16), "rankmixer", 1 / math.sqrt(16)),
         ("poolformer.encoder.block.0.0.layer_scale_1", (6,), "poolformer", 0.5),
         ("final_logits_bias", (1, 61), "marian", 0.5),
     ],

@@ -124,6 +124,7 @@ ROLES: tuple[tuple[re.Pattern[str], Distribution], ...] = (
 )
 """What the name of a parameter tells without its shape."""
 CONVOLUTION = re.compile(r"^conv|^projection$")
+PER_TOKEN = re.compile(r"^per_token_")
 
 
 def distribution(name: str, shape: Shape, model_type: str) -> Distribution:
@@ -142,6 +143,8 @@ def distribution(name: str, shape: Shape, model_type: str) -> Distribution:
         return GAIN
     if parameter == "weight" and CONVOLUTION.search(module):
         return Distribution(0.0, 1 / math.sqrt(math.prod(shape[1:])))
+    if parameter == "weight" and PER_TOKEN.search(module):
+        return Distribution(0.0, 1 / math.sqrt(shape[-1]))
     if not parameter.endswith("weight") or len(shape) != 2:
         raise ValueError(
             f"{name} {list(shape)}: no role is known for such a tensor of {model_type}; add it to {__name__}"
