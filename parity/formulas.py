@@ -1,7 +1,7 @@
 """The formulas of papers whose layers no library holds, written out a second time: slowly, entry by entry.
 
 They share nothing with `reimpl` but the names of weights, not even a layer of torch, and read as the papers do. Their
-own rounding is the yardstick, with the sums of a norm in two orders.
+own rounding is the yardstick, with sums in two orders.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Formula(nn.Module):
     def normed(self, x: Tensor, name: str) -> Tensor:
         """(x - mean) / sqrt(variance + eps) * gain + bias over the last axis, of statistics in float32.
 
-        `kernel` in the configuration says whether torch's own is taken, whose sums are in another order.
+        `kernel` in the configuration says whether torch's own is taken, whose sums are in another order, and whether
+        all vectors that share weights are multiplied at once.
         """
         gain, bias = self.get_parameter(f"{name}.weight"), self.get_parameter(f"{name}.bias")
         if self.config.kernel:
@@ -84,11 +85,17 @@ class MixerTokenMlp(Formula):
         return up | _linear_shapes("down_proj", config.tokens_mlp_dim, config.num_patches)
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = [self.two(x[:, :, i], "up_proj", "down_proj") for i in range(x.shape[2])]
-        return torch.stack(columns, dim=2)
+        return self.by_column(x, "")
+
+    def by_column(self, x: Tensor, at: str) -> Tensor:
+        """That whose weights stand at a place."""
+        parts = (f"{at}up_proj", f"{at}down_proj")
+        if self.config.kernel:
+            return self.two(x.mT, *parts).mT
+        return torch.stack([self.two(x[:, :, i], *parts) for i in range(x.shape[2])], dim=2)
 
 
-class MixerLayer(Formula):
+class MixerLayer(MixerTokenMlp):
     """MLP-Mixer, equation 1: U_i = X_i + W2 act(W1 norm(X)_i) by column, Y_j = U_j + W4 act(W3 norm(U)_j) by row."""
 
     @staticmethod
@@ -105,11 +112,10 @@ class MixerLayer(Formula):
 
     def layer(self, x: Tensor, at: str) -> Tensor:
         """The layer whose weights stand at a place."""
-        h = self.normed(x, f"{at}token_norm")
-        parts = (f"{at}token_mixer.up_proj", f"{at}token_mixer.down_proj")
-        u = torch.stack([x[:, :, i] + self.two(h[:, :, i], *parts) for i in range(x.shape[2])], dim=2)
-        h = self.normed(u, f"{at}channel_norm")
-        parts = (f"{at}channel_mixer.up_proj", f"{at}channel_mixer.down_proj")
+        u = x + self.by_column(self.normed(x, f"{at}token_norm"), f"{at}token_mixer.")
+        h, parts = self.normed(u, f"{at}channel_norm"), (f"{at}channel_mixer.up_proj", f"{at}channel_mixer.down_proj")
+        if self.config.kernel:
+            return u + self.two(h, *parts)
         return torch.stack([u[:, j] + self.two(h[:, j], *parts) for j in range(x.shape[1])], dim=1)
 
 
