@@ -82,6 +82,11 @@ def _experts(value: int, recipe: Recipe, fields: Fields) -> int:
     return 12 if groups > 1 else min(value, recipe.experts)
 
 
+def _kernel(value: int, recipe: Recipe, fields: Fields) -> int:
+    """Odd if it is, so that what is convolved keeps its length."""
+    return min(value, 7 if value % 2 else 8)
+
+
 def _kv_heads(value: int, recipe: Recipe, fields: Fields) -> int:
     """Latent attention has no fewer of them than heads; one of a single head stays."""
     return 1 if value == 1 else recipe.heads if "kv_lora_rank" in fields else recipe.kv_heads
@@ -120,6 +125,8 @@ RULES: Sequence[tuple[str, Rule]] = (
     (r"vocab_size|vocabulary|num_embeddings$|^max_2d_position|n_words|ngram_vocab", lambda v, r, f: min(v, VOCABULARY)),
     (r"^(num_|n_)?(hidden_|encoder_|decoder_|self_attends_per_)?(layers?|blocks?)$", lambda v, r, f: r.layers),
     (r"codebook_size", _at_most(32)),
+    (r"num_codebooks|num_filters", _at_most(2)),
+    (r"kernel_size", _kernel),
     (
         r"^num_(encoder|decoder|transformer|text|block|mtp|nextn_predict)_?layers$|^depth$",
         lambda v, r, f: min(v, r.layers),
