@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from parity.tiny import models, shrink
+from parity.tiny import models, recipes, shrink
 from parity.tiny.models import PLAIN, Point
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
@@ -108,7 +108,7 @@ def rope(plain: Mapping[str, Any], kind: str, fields: Mapping[str, Any]) -> dict
     if kind != "default":
         scaled["factor"] = 4.0
     if kind in ("yarn", "llama3", "longrope"):
-        scaled["original_max_position_embeddings"] = shrink.ORIGINAL_LENGTH
+        scaled["original_max_position_embeddings"] = recipes.ORIGINAL_LENGTH
     if kind == "llama3":
         scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     if kind == "longrope":
