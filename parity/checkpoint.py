@@ -54,9 +54,10 @@ def run_checkpoint(directory: Path, scenario: Scenario, json: Path | None, conso
         named = ", ".join(name for name, _ in scenario.config)
         raise ScenarioError(f"a checkpoint has a configuration of its own: leave {named} out of the scenario")
     command = f"parity run --checkpoint {shlex.quote(str(directory))}"
-    results = Results(local(directory, scenario), lambda smallest: f"{command} --scenario '{smallest}'")
+    trained = local(directory, scenario)
+    results = Results(trained, lambda smallest: f"{command} --scenario '{smallest}'")
     results.print_header(console, str(directory))
-    for name in scenario.dtypes:
+    for name in trained.scenario.dtypes:
         results.compare(name, console)
     return results.conclude(json, console)
 
@@ -64,16 +65,13 @@ def run_checkpoint(directory: Path, scenario: Scenario, json: Path | None, conso
 def local(directory: Path, scenario: Scenario) -> Trained:
     """A checkpoint in Hugging Face's layout, whose weights are not read yet.
 
-    Where tokens see those after them there can be no chunks, so all of them come at once.
-
     Raises:
         CheckpointError: if there is no such directory, or no readable config.json in it.
         FamilyError: if the model is of no known family.
     """
     family = _family(directory)
     layer = family.layers[-1]
-    if not layer.causal:
-        scenario = replace(scenario, schedule=(scenario.length,))
+    scenario = fitting(scenario, layer)
     model: type[Pretrained] = layer.candidate  # type: ignore[assignment]  # the whole model is a class of ours
     return Trained(
         family,
@@ -82,6 +80,25 @@ def local(directory: Path, scenario: Scenario) -> Trained:
         candidate=lambda dtype: model.from_checkpoint(directory, dtype),
         reference=lambda dtype: _reference(family, layer, directory, dtype),
     )
+
+
+def fitting(scenario: Scenario, layer: Layer) -> Scenario:
+    """The scenario without what there cannot be in a layer: chunks that its reference does not take, padding, dtypes.
+
+    Where tokens see those after them there can be no chunks, so all of them come at once.
+    """
+    first, rest = scenario.schedule[0], scenario.length - scenario.schedule[0]
+    if not layer.causal:
+        scenario = replace(scenario, schedule=(scenario.length,))
+    elif layer.most == 1:
+        scenario = replace(scenario, schedule=(first, *[1] * rest))
+    elif rest and min(scenario.schedule) < layer.fewest:
+        scenario = replace(scenario, schedule=(first, rest) if rest >= layer.fewest else (scenario.length,))
+    if not layer.masks:
+        scenario = replace(scenario, padding=())
+    kept = tuple(name for name in scenario.dtypes if name not in layer.left_out)
+    masked = scenario.masked_positions and not layer.recurrent and layer.masks
+    return replace(scenario, masked_positions=masked, dtypes=kept or scenario.dtypes)
 
 
 def _family(directory: Path) -> Family:

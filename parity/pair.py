@@ -283,7 +283,7 @@ def entries_of(case: Case, quantity: Quantity, value: Tensor, tokens: Tensor | N
         return None
     if quantity.verdict == "cache" and case.layer.recurrent:  # all tokens so far have a part in a state
         untouched = tokens if case.valid is None else tokens | ~case.valid
-        return untouched[:, : step.stop].all(dim=1).view(-1, *[1] * (value.ndim - 1))
+        return untouched[:, : step.stop].all(dim=1).view(-1, *[1] * (value.ndim - 1)).expand_as(value)
     if quantity.verdict == "cache":
         return tokens[:, None, step.stop - value.shape[2] : step.stop, None]
     return by_token(tokens if quantity.verdict == "gradient" else tokens[:, step.start : step.stop], value)

@@ -37,6 +37,9 @@ SIZES: Mapping[str, int] = {
     "qk_nope_head_dim": 7,
     "qk_rope_head_dim": 4,
     "v_head_dim": 9,
+    "state_size": 5,
+    "conv_kernel": 3,
+    "time_step_rank": 7,
 }
 OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-3),
