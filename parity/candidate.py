@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +52,9 @@ class Candidate:
             return StateCache()
         if self.layer.kind is Kind.CROSS:
             return CrossCache()
-        if self.family.memory(self.point):
+        if hasattr(self.module, "make_cache"):
+            return self.module.make_cache()
+        if self.family.has_memory(self.layer, self.point):
             return DecoderCache()
         if any(isinstance(part, LatentAttention) for part in self.module.modules()):
             return LatentCache()
@@ -110,9 +112,9 @@ class Candidate:
         own = None if cache is None else cache[0]
         if kind is Kind.CROSS:
             return (x, case.memories(self.dtype, step)), {"mask": case.memory_mask(step), "cache": own}
-        named: dict[str, Any] = {"mask": case.mask(step), "cache": own}
+        named: dict[str, Any] = {"mask": case.mask(step)} | ({} if own is None else {"cache": own})
         if tables is not None:
-            named["rotary" if isinstance(tables, Rotary) else "alibi"] = tables.at(step)
+            named["rotary" if isinstance(tables, Rotary) else "bias"] = tables.at(step)
         if case.memory is not None:
             named |= {"memory": case.memories(self.dtype, step), "memory_mask": case.memory_mask(step)}
         return (x,), named
@@ -140,13 +142,22 @@ def choose(module: nn.Module, attribute: str, choice: Any) -> None:
             setattr(part, attribute, choice)
 
 
+def _layers(cache: Cache) -> Iterator[Any]:
+    """The caches of single layers, where one of them may be that of a whole stack."""
+    for each in cache:
+        if isinstance(each, Cache) and not isinstance(each, DecoderCache):
+            yield from _layers(each)
+        else:
+            yield each
+
+
 def cache_contents(cache: Cache, first: int = 0) -> list[tuple[str, Tensor]]:
     """What a cache holds, by name, its layers counted from `first`.
 
     Latents stand for the keys of one head, as in the reference, and rotated keys for its values.
     """
     contents: list[tuple[str, Tensor]] = []
-    for index, layer in enumerate(cache, first):
+    for index, layer in enumerate(_layers(cache), first):
         if isinstance(layer, StateCache):
             contents += [(f"layer {index} {name}", state) for name, state in layer]
             continue

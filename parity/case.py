@@ -39,17 +39,18 @@ class Rotary:
 
 
 @dataclass(frozen=True)
-class Alibi:
-    """What is added to the scores of all keys, [rows, heads, 1, length]."""
+class Bias:
+    """What is added to the scores of all keys, [rows, heads, length, length], or [rows, heads, 1, length]."""
 
     bias: Tensor
 
     def at(self, step: Step) -> Tensor:
-        """That of the keys up to a step's last."""
-        return self.bias[..., : step.stop]
+        """That of a step's queries, for the keys up to its last."""
+        queries = slice(None) if self.bias.shape[2] == 1 else slice(step.start, step.stop)
+        return self.bias[:, :, queries, : step.stop]
 
 
-Tables = Rotary | Alibi
+Tables = Rotary | Bias
 
 
 class Case:
@@ -268,9 +269,13 @@ class Case:
 
     @property
     def cached(self) -> bool:
-        """Whether the layer is called with a cache: not for a model's one pass over packed rows (gap packed-cache)."""
-        packed = self.layer.kind is Kind.MODEL and self.scenario.packing and len(self.steps) == 1
-        return self.layer.kind.attends and self.causal and not packed
+        """Whether the layer is called with a cache: not for a model's one pass over packed rows (gap packed-cache).
+
+        Nor for one pass of a layer whose reference has none.
+        """
+        one_pass = len(self.steps) == 1
+        packed = self.layer.kind is Kind.MODEL and self.scenario.packing and one_pass
+        return self.layer.kind.attends and self.causal and not packed and (self.layer.caches or not one_pass)
 
 
 def by_token(tokens: Tensor, value: Tensor) -> Tensor:

@@ -104,6 +104,8 @@ class Layer:
         width: the channels of what it is called with.
         window: the sliding window of this layer under a configuration.
         causal: whether a token sees only what came before it.
+        caches: whether the reference has a cache; otherwise ours is held against its one pass over all tokens.
+        needs_memory: whether it always attends to an encoder's memory.
         masks: whether it can be told which tokens are padding.
         packs: whether positions that begin anew separate documents, where no mask says so.
         generates: whether it continues a text, token by token.
@@ -129,6 +131,8 @@ class Layer:
     width: Callable[[Any], int] = _hidden_size
     window: Callable[[Any], int | None] = _no_window
     causal: bool = True
+    caches: bool = True
+    needs_memory: bool = False
     masks: bool = True
     packs: bool = True
     generates: bool = False
@@ -146,6 +150,11 @@ class Layer:
     def recurrent(self) -> bool:
         """Whether it carries a state, and so knows no positions."""
         return bool(self.states)
+
+    @property
+    def must_remember(self) -> bool:
+        """Whether there is always a memory that it attends to."""
+        return self.needs_memory or self.kind is Kind.CROSS
 
 
 @dataclass(frozen=True)
@@ -194,7 +203,7 @@ class Family:
 
     def has_memory(self, layer: Layer, values: Point) -> bool:
         """Whether a layer can attend to an encoder's memory at a point of the space."""
-        return layer.kind is Kind.CROSS or self.memory(self.point(layer, values))
+        return layer.must_remember or self.memory(self.point(layer, values))
 
     def axis(self, name: str) -> Axis:
         """The axis of that name.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 
 import torch
@@ -71,6 +71,8 @@ class Mismatch(AssertionError):
     def _cases(self) -> Iterator[Case]:
         fixed = self.family.tokens is not None
         scenarios = iter([self.scenario]) if fixed else tellings(self.scenario, self.family.positions)
+        if not self.layer.caches:  # then the reference can be watched in one pass only
+            scenarios = (replace(each, schedule=(each.length,)) for each in scenarios)
         return (self.prop.case(self._pair, scenario) for scenario in scenarios)
 
     @property
@@ -91,12 +93,14 @@ class Mismatch(AssertionError):
         headline, lines = self.told
         return "\n".join([headline, *(f"  {label:<9} {text}" for label, text in lines)])
 
+    @property
+    def _version(self) -> str:
+        return source_of(self.family).version()
+
     def _headline(self) -> str:
         what = " and ".join(self.verdicts) or "candidate"
         verb = "differ" if len(self.verdicts) > 1 else "differs"
-        return (
-            f"{self.family.model_type} / {self.layer.reference}   {what} {verb} from {source_of(self.family).version()}"
-        )
+        return f"{self.family.model_type} / {self.layer.reference}   {what} {verb} from {self._version}"
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "claim", self.prop.sentence
@@ -139,7 +143,7 @@ class Inconsistent(Mismatch):
     def _headline(self) -> str:
         what = " and ".join(self.verdicts) or "result"
         layer = f"{self.family.model_type} / {self.layer.reference}"
-        return f"{layer}   {what} in a known gap of {source_of(self.family).version()}: {self.gap.name}"
+        return f"{layer}   {what} in a known gap of {self._version}: {self.gap.name}"
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "claim", self.prop.sentence

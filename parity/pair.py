@@ -111,7 +111,7 @@ class Pair:
             raise ScenarioError(f"{self.layer} is given no images: leave w out")
         if bool(scenario.memory) > self.family.has_memory(self.layer, self.point):
             raise ScenarioError(f"{self.layer} attends to no memory under this configuration: leave m out")
-        if self.layer.kind is Kind.CROSS and not scenario.memory:
+        if self.layer.must_remember and not scenario.memory:
             raise ScenarioError(f"{self.layer} attends to a memory: give it one, as in 'm5'")
         if scenario.typed and not types:
             raise ScenarioError(f"{self.family.model_type} knows no types of tokens: leave 'typed' out")

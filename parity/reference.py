@@ -34,7 +34,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from parity.case import OF_MEMORY, Alibi, Case, Rotary, Step, Tables
+from parity.case import OF_MEMORY, Bias, Case, Rotary, Step, Tables
 from parity.family import Family, Kind, Layer
 from parity.states import States, state_contents
 from reimpl.weights import Rule, Same, Stacked, slots
@@ -234,7 +234,7 @@ class Reference:
             valid = torch.ones_like(case.positions) if case.valid is None else case.valid.long()
             make = getattr(modeling(self.family.model_type), self.family.alibi)
             bias = make(valid, self.config.num_attention_heads, self.dtype)
-            return Alibi(bias.unflatten(0, (len(valid), -1)))
+            return Bias(bias.unflatten(0, (len(valid), -1)))
         return None
 
     def __call__(
@@ -299,7 +299,7 @@ class Reference:
     def _attention(self, case: Case, step: Step, tables: Tables | None) -> dict[str, Any]:
         return {
             "position_embeddings": tables.at(step) if isinstance(tables, Rotary) else None,
-            "alibi": tables.at(step).flatten(0, 1) if isinstance(tables, Alibi) else None,
+            "alibi": tables.at(step).flatten(0, 1) if isinstance(tables, Bias) else None,
             "attention_mask": case.added_mask(step, self.dtype),
             "position_ids": case.positions[:, step.start : step.stop],
             "cache_position": torch.arange(step.start, step.stop),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parity import formula_reference, reference
+from parity import formula_reference, reference, torch_reference
 from parity.family import Family
 
 
@@ -27,6 +27,7 @@ class Source:
 
 SOURCES: Mapping[str, Source] = {
     "transformers": Source(reference.version, reference.make_config, reference.Reference),
+    "torch": Source(torch_reference.version, torch_reference.make_config, torch_reference.TorchReference),
     "formula": Source(formula_reference.version, formula_reference.make_config, formula_reference.FormulaReference),
 }
 

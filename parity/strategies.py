@@ -85,7 +85,7 @@ def schedules(longest: int = LONGEST) -> SearchStrategy[tuple[int, ...]]:
 
 def accepted(layer: Layer) -> SearchStrategy[tuple[int, ...]]:
     """Those that the reference takes itself: one chunk for a layer without memory, else any that it says."""
-    if not (layer.kind.attends and layer.causal):
+    if not (layer.kind.attends and layer.causal and layer.caches):
         return st.integers(1, LONGEST).map(lambda n: (n,))
     if layer.fewest == 1 and layer.most is None:
         return schedules()
@@ -151,7 +151,7 @@ def memories(
     """The memory of a scenario, where a layer attends to one; those that can go without also do."""
     if not family.has_memory(layer, dict(config)):
         return {}
-    size = draw(st.sampled_from((3, 1, 5) if layer.kind is Kind.CROSS else (3, 1, 5, 0)))
+    size = draw(st.sampled_from((3, 1, 5) if layer.must_remember else (3, 1, 5, 0)))
     padding = st.lists(st.integers(0, size - 1), min_size=batch, max_size=batch).map(tuple)
     return {"memory": size, "memory_padding": draw(padding) if size else ()}
 

@@ -387,6 +387,7 @@ PLACES: Mapping[str, tuple[str, str, str]] = {
     "gpt2-scales": ("gpt2", "block", "by_layer=yes s4 #1"),
     "rwkv-rows": ("rwkv", "logits", "b2 s4 #1"),
     "rwkv-rescaled": ("rwkv", "model", "rescale=1 s4 #1"),
+    "encoder-zeros": ("transformer", "encoder", "s3 right1 #1"),
 }
 """A scenario in each gap that scenarios lead into."""
 PROPERTIES = {"rwkv-rows": "generation", "rwkv-rescaled": "gradients"}
@@ -426,9 +427,9 @@ def test_no_drawn_scenario_leads_into_a_gap_that_is_avoided(data: st.DataObject)
 
 
 def test_layers_of_torch_are_recognised_by_their_class() -> None:
-    layer = replace(families.load("bert").layer("decoder_block"), reference="TransformerEncoderLayer")
+    layer = replace(families.load("transformer").layer("encoder_layer"), causal=True)
     padded = Scenario(schedule=(3,), padding=(1,))
-    config = pair_of("bert", "decoder_block", ()).reference_config
+    config = pair_of("transformer", "encoder_layer", ()).reference_config
     place = Place("transformer", layer, config, padded, "forward")
     assert [gap.name for gap in gaps.at(place)] == ["encoder-nan", "encoder-zeros"]
     assert not gaps.at(replace(place, scenario=gaps.ENCODER_NAN.outside(padded)))

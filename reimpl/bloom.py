@@ -83,14 +83,14 @@ class BloomAttention(MultiHead):
     def forward(
         self,
         x: Float[Tensor, "batch seq hidden"],
-        alibi: Bias = None,
+        bias: Bias = None,
         mask: Mask = None,
         cache: GrowingCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         q, k, v = self.query_key_value(x).unflatten(-1, (-1, 3, self.head_dim)).transpose(1, 2).unbind(-2)
         if cache is not None:
             k, v = cache.append(k, v)
-        return self.hidden_dropout(self.dense(self.mix(q, k, v, mask, alibi)))
+        return self.hidden_dropout(self.dense(self.mix(q, k, v, mask, bias)))
 
 
 class BloomGelu(torch.autograd.Function):
@@ -146,12 +146,12 @@ class BloomBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch seq hidden"],
-        alibi: Bias = None,
+        bias: Bias = None,
         mask: Mask = None,
         cache: GrowingCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         normed = self.input_layernorm(x)
-        z = (normed if self.adds_normed else x) + self.self_attention(normed, alibi, mask, cache)
+        z = (normed if self.adds_normed else x) + self.self_attention(normed, bias, mask, cache)
         normed = self.post_attention_layernorm(z)
         return (normed if self.adds_normed else z) + self.mlp(normed)
 
