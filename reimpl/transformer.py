@@ -59,7 +59,7 @@ class TransformerConfig(Config):
 def packed_projections(module: nn.Module, size: int, bias: bool) -> None:
     """Give a module the projections of queries, keys and values, one above the other, and that of the joined heads."""
     module.in_proj_weight = nn.Parameter(torch.empty(3 * size, size))
-    module.in_proj_bias = nn.Parameter(torch.zeros(3 * size)) if bias else None
+    module.register_parameter("in_proj_bias", nn.Parameter(torch.zeros(3 * size)) if bias else None)
     module.out_proj = nn.Linear(size, size, bias=bias)
     nn.init.xavier_uniform_(module.in_proj_weight)
 
@@ -122,8 +122,8 @@ class MemoryAttention(CrossAttention):
         return F.linear(x, self.in_proj_weight[rows], bias)
 
 
-class FFN(nn.Module):
-    """W_2 act(W_1 x + b_1) + b_2 (section 3.3), with a dropout behind the activation, which the paper has not."""
+class WithFFN(nn.Module):
+    """What holds W_2 act(W_1 x + b_1) + b_2 (section 3.3), with a dropout behind act, which the paper has not."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -132,11 +132,18 @@ class FFN(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.act = activation(config.activation)
 
-    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+    def ffn(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         return self.linear2(self.dropout(self.act(self.linear1(x))))
 
 
-class TransformerEncoderLayer(FFN):
+class FFN(WithFFN):
+    """That alone."""
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        return self.ffn(x)
+
+
+class TransformerEncoderLayer(WithFFN):
     """z = norm(x + attention(x)); y = norm(z + ffn(z)); with `norm_first`, z = x + attention(norm(x)) and so on.
 
     What a part gives passes a dropout before it is added (section 5.4).
@@ -154,12 +161,12 @@ class TransformerEncoderLayer(FFN):
     def forward(self, x: Float[Tensor, "batch seq size"], mask: Mask = None) -> Float[Tensor, "batch seq size"]:
         if self.norm_first:
             z = x + self.dropout1(self.self_attn(self.norm1(x), mask=mask))
-            return z + self.dropout2(super().forward(self.norm2(z)))
+            return z + self.dropout2(self.ffn(self.norm2(z)))
         z = self.norm1(x + self.dropout1(self.self_attn(x, mask=mask)))
-        return self.norm2(z + self.dropout2(super().forward(z)))
+        return self.norm2(z + self.dropout2(self.ffn(z)))
 
 
-class TransformerDecoderLayer(FFN):
+class TransformerDecoderLayer(WithFFN):
     """The same with attention to a memory between the two parts: three residual sums, three norms."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -186,10 +193,10 @@ class TransformerDecoderLayer(FFN):
         if self.norm_first:
             z = x + self.dropout1(self.self_attn(self.norm1(x), mask=mask, cache=own))
             z = z + self.dropout2(self.multihead_attn(self.norm2(z), memory, memory_mask, cross))
-            return z + self.dropout3(super().forward(self.norm3(z)))
+            return z + self.dropout3(self.ffn(self.norm3(z)))
         z = self.norm1(x + self.dropout1(self.self_attn(x, mask=mask, cache=own)))
         z = self.norm2(z + self.dropout2(self.multihead_attn(z, memory, memory_mask, cross)))
-        return self.norm3(z + self.dropout3(super().forward(z)))
+        return self.norm3(z + self.dropout3(self.ffn(z)))
 
 
 class TransformerEncoder(nn.Module):

@@ -83,19 +83,25 @@ def model_arguments(config: Any) -> dict[str, Any]:
     return layer_arguments(config) | layers
 
 
-class FromSource(transformer.Transformer):
+class FromSource(nn.Module):
     """The whole model, called as what attends to a memory: the source stands in its place."""
+
+    def __init__(self, config: transformer.TransformerConfig) -> None:
+        super().__init__()
+        model = transformer.Transformer(config)
+        self.encoder, self.decoder = model.encoder, model.decoder
+        self.run, self.make_cache = model.forward, model.make_cache
 
     def forward(
         self,
         x: Tensor,
+        memory: Tensor,
         mask: Mask = None,
-        cache: Cache | None = None,
-        memory: Tensor | None = None,
         memory_mask: MemoryMask = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         seen = None if memory_mask is None else memory_mask[:, :, :1]
-        return super().forward(memory, x, seen, mask, memory_mask, cache)
+        return self.run(memory, x, seen, mask, memory_mask, cache)
 
 
 def width(config: Any) -> int:

@@ -37,7 +37,8 @@ GROUPED = _both(those(Attention), ROTARY)
 """Grouped heads, rotated: Llama and its descendants."""
 LATENT = those(LatentAttention)
 NORMED_HEADS = those(Qwen3Attention)
-HEADS = those(MultiHead)
+HEADS = tuple(name for name in those(MultiHead) if families.load(name).library == "transformers")
+"""Not torch's: it forms scores within a kernel, where no report can point at them."""
 RMS = those("norm")
 GATED = those(GatedFeedForward)
 DECODERS = those(Decoder)
