@@ -10,16 +10,17 @@ explains, pairs of them may. What they do not explain is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
 
 import torch
+from torch import Tensor
 
 from parity import family as families
-from parity import routing
+from parity import repairs, routing
 from parity.case import Case
 from parity.compare import Judgement, Record, Unequal
 from parity.mistakes import Mistake, of
@@ -33,12 +34,16 @@ from parity.pair import (
     judge_records,
     measured,
     run_disturbed,
+    run_truth,
     versions,
 )
 from parity.patterns import tellings
+from parity.properties.forward import precision
 from parity.property import Property, find
+from parity.repairs import Repair
 from parity.scenario import DTYPES, AxisValue, Scenario, ScenarioError
 from parity.strategies import Pool, examples
+from parity.tiny import initialise
 from reimpl.attention import IMPLEMENTATIONS
 from reimpl.config import ConfigError
 
@@ -132,7 +137,7 @@ class Evidence:
         return not self.explained_by(())
 
     def _ours(self) -> Pair:
-        return self.pair.beside(families.load(self.pair.family.model_type).layer(self.pair.layer.name))
+        return _ours_beside(self.pair)
 
     def _explained(self, powerful: bool) -> bool:
         ours = self._ours()
@@ -184,6 +189,54 @@ class Evidence:
             other = ours.beside()
             other.point = {**ours.point, "attend": way}
             yield other
+
+
+def diagnose_precision(pair: Pair, scenario: Scenario, dtype: str) -> Diagnosis:
+    """Find the mistakes that compute the same operations in too coarse a dtype as a candidate does, and no other."""
+    coarse = _coarse(pair, scenario, dtype)
+    known = [each for each in of(pair.family.model_type, pair.layer.name) if "precision" in each.verdicts]
+    causes = []
+    with unplanted():
+        for mistake in known:
+            with mistake.exchange():
+                if coarse and coarse == _coarse(_ours_beside(pair), scenario, dtype):
+                    causes.append(Cause((mistake,)))
+    return Diagnosis(tuple(causes), len(known), 1)
+
+
+def _coarse(pair: Pair, scenario: Scenario, dtype: str) -> set[str]:
+    return {each.quantity.name for each in precision(pair, scenario, dtype) if not each.holds}
+
+
+def _ours_beside(pair: Pair) -> Pair:
+    """Our own layer, built anew, on the references of a pair."""
+    return pair.beside(families.load(pair.family.model_type).layer(pair.layer.name))
+
+
+def find_repair(pair: Pair, scenario: Scenario, prop: Property) -> Repair | None:
+    """What to do to the weights of a candidate, in float64, so that it is right under a scenario and longer ones."""
+    scenarios = [replace(each, stack=1, dtypes=("f64",)) for each in tellings(scenario, pair.family.positions)]
+    drawn = {each: _drawn(pair, each, prop, "f64") for each in dict.fromkeys([*scenarios[::-1], scenarios[0]])}
+    truths = {each: run_truth(pair, case, forward) for each, case in drawn.items()}
+    side, weights = pair.candidate(F64), initialise.fill(pair.plan, scenario.seed)
+
+    def run(each: Scenario, given: Mapping[str, Tensor]) -> Record:
+        pair.load(side, given, scenario.seed)
+        return measured(pair, side, drawn[each], forward)
+
+    def holds(each: Scenario, repair: Repair) -> bool:
+        wrong = repairs.wrong_verdicts(partial(run, each), repair.applied(weights), truths[each])
+        return wrong is not None and wrong <= {"cache"}
+
+    first, *others = drawn
+    if repairs.wrong_verdicts(partial(run, first), weights, truths[first]) in (None, set()):
+        return None  # it breaks off, or its numbers are right
+    try:
+        return repairs.find(
+            weights, partial(run, first), truths[first], confirm=lambda repair: all(holds(e, repair) for e in others)
+        )
+    finally:
+        pair.forget()
 
 
 def _holds(judgements: Sequence[Judgement]) -> bool:

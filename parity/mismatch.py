@@ -10,12 +10,15 @@ import torch
 
 from parity.case import Case
 from parity.compare import Judgement, worst
+from parity.diagnose import Diagnosis, diagnose, diagnose_precision, find_repair
 from parity.family import Family, Layer
 from parity.gaps import Gap, Place
+from parity.mistakes import of
 from parity.pair import Pair, pair_of
 from parity.patterns import describe, tellings
 from parity.property import Property
-from parity.scenario import DTYPE_NAMES, DTYPES, Scenario
+from parity.repairs import Repair
+from parity.scenario import DTYPE_NAMES, DTYPES, AxisValue, Scenario
 from parity.sources import source_of
 from parity.trace import Divergence, locate
 from parity.watch import Name
@@ -68,6 +71,52 @@ class Mismatch(AssertionError):
         """What the error looks like, as far as a run in float64 shows it."""
         return describe(self._pair, self._cases())
 
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The mistakes that explain it, as far as they are known."""
+        if "precision" in self.verdicts:
+            coarsest = max(self.scenario.dtypes, key=lambda name: torch.finfo(DTYPES[name]).eps)
+            return diagnose_precision(self._pair, self.scenario, coarsest)
+        dtypes = {judgement.dtype for judgement in self.failed} or {"f64"}
+        dtype = "f64" if "f64" in dtypes else self.smallest.dtypes[0]
+        return diagnose(self._pair, self.scenario, self.prop, dtype=dtype, pair_at=self._pair_at)
+
+    @cached_property
+    def repair(self) -> Repair | None:
+        """What to do to the weights, where that mends it; not asked where the cause is known to lie elsewhere."""
+        causes = self.diagnosis.causes
+        if not {"output", "cache"} & set(self.verdicts) or (causes and not any(cause.remedies for cause in causes)):
+            return None
+        return find_repair(self._pair, self.scenario.only("f64"), self.prop)
+
+    def comes_of_the_same_as(self, other: Mismatch) -> bool:
+        """Whether it is in the same family, and the mistake that explains the other explains it, too.
+
+        Where nothing is known to explain the other, whether both first part at the same quantity.
+        """
+        if self.family is not other.family:
+            return False
+        if other.diagnosis.causes:
+            return self.is_explained_by(other.diagnosis)
+        parts = [mismatch.divergence and mismatch.divergence.quantity.name for mismatch in (self, other)]
+        return self.verdicts == other.verdicts and parts[0] is not None and parts[0] == parts[1]
+
+    def is_explained_by(self, diagnosis: Diagnosis) -> bool:
+        """Whether what explains another mismatch explains this one, too."""
+        dtype, mine = self.smallest.dtypes[0], of(self.family.model_type, self.layer.name)
+        for cause in diagnosis.causes:
+            if set(cause.mistakes) <= set(mine):
+                known = cause.mistakes
+                return bool(
+                    diagnose(
+                        self._pair, self.scenario, self.prop, dtype=dtype, known=known, pair_at=self._pair_at
+                    ).causes
+                )
+        return False
+
+    def _pair_at(self, config: tuple[tuple[str, AxisValue], ...]) -> Pair:
+        return pair_of(self.family.model_type, self.layer.name, config)
+
     def _cases(self) -> Iterator[Case]:
         fixed = self.family.tokens is not None
         scenarios = iter([self.scenario]) if fixed else tellings(self.scenario, self.family.positions)
@@ -113,10 +162,13 @@ class Mismatch(AssertionError):
             yield "size", _size(largest)
         if self.patterns:
             yield "outputs", ", ".join(self.patterns)
-        if others := [str(judgement.quantity) for judgement in measured if judgement is not largest]:
-            yield "also", _few(list(dict.fromkeys(others)))
+        if others := _others(measured, largest):
+            yield "also", _few(others)
+        yield "cause", str(self.diagnosis)
+        if self.repair is not None:
+            yield "fix", str(self.repair)
         yield "smallest", as_call(self.smallest)
-        yield "again", self._again()
+        yield "again", self.again
 
     def _where(self) -> str:
         known = [self.divergence, *map(_remark, self._remarkable)]
@@ -126,7 +178,9 @@ class Mismatch(AssertionError):
             return "unknown: in float64 both sides are the same throughout, so they part in precision only"
         return "unknown: one run of both sides is the same throughout"
 
-    def _again(self) -> str:
+    @property
+    def again(self) -> str:
+        """The command that shows it again."""
         return (
             f"parity run {self.family.model_type} --layer {self.layer.name} --property {self.prop.name} "
             f"--scenario '{self.smallest}'"
@@ -154,7 +208,16 @@ class Inconsistent(Mismatch):
         if largest := worst([judgement for judgement in self.failed if judgement.quantity.verdict in MEASURED]):
             yield "size", _size(largest)
         yield "smallest", as_call(self.smallest)
-        yield "again", self._again()
+        yield "again", self.again
+
+
+def _others(measured: Sequence[Judgement], largest: Judgement | None) -> list[str]:
+    """What else is wrong, each quantity once, whatever the steps and dtypes in which it is."""
+    steps: dict[str, set[int]] = {}
+    for judgement in measured:
+        if largest is None or judgement.quantity.name != largest.quantity.name:
+            steps.setdefault(judgement.quantity.name, set()).add(judgement.quantity.step)
+    return [f"{name} in {len(found)} steps" if len(found) > 1 else name for name, found in steps.items()]
 
 
 def _size(failed: Judgement) -> str:

@@ -45,7 +45,7 @@ class Repair:
 
     def __str__(self) -> str:
         kept = "" if self.whole else "   (outputs are right then; what is cached keeps an order of its own)"
-        return f"{self.what}: {self.line}{kept}"
+        return f"{self.what}, by parity.weights: {self.line}{kept}"
 
     def applied(self, weights: Weights) -> dict[str, Tensor]:
         """All weights, as the line leaves them."""

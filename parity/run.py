@@ -163,11 +163,27 @@ def prepare() -> str:
 def _conclude(rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, reports: Reports, console: Console) -> int:
     print_rows(console, rows, tallies, seconds)
     known = {name: mismatch for tally in reversed(tallies) for name, mismatch in tally.gaps.items()}
-    for mismatch in [*known.values(), *(tally.mismatch for tally in tallies if tally.mismatch is not None)]:
+    failed = [tally.mismatch for tally in tallies if tally.mismatch is not None]
+    for mismatch, others in [*((gap, ()) for gap in known.values()), *grouped(failed)]:
         console.print()
         console.print(str(mismatch), markup=False, highlight=False)
+        for other in others:
+            console.print(f"  same      {other.again}", markup=False, highlight=False)
     reports.write(rows, tallies, seconds)
     return 0 if all(bar["holds"] for bar in bars(rows, tallies)) else 1
+
+
+def grouped(mismatches: Sequence[Mismatch]) -> list[tuple[Mismatch, list[Mismatch]]]:
+    """Each mismatch with those that come of the same: explained by the same mistakes, or parting at the same place."""
+    groups: list[tuple[Mismatch, list[Mismatch]]] = []
+    for mismatch in mismatches:
+        for first, others in groups:
+            if mismatch.comes_of_the_same_as(first):
+                others.append(mismatch)
+                break
+        else:
+            groups.append((mismatch, []))
+    return groups
 
 
 def progress_bar(console: Console) -> Progress:

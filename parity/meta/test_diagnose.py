@@ -1,4 +1,4 @@
-"""A diagnosis names the mistake that a second implementation makes, and none where it knows none."""
+"""A diagnosis names the mistake that a second implementation makes, and none that it knows not; a report prints it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from functools import partial
 
 import pytest
 
+from parity import family as families
 from parity import property as properties
 from parity.diagnose import Diagnosis, diagnose
 from parity.meta.second import second_pair
+from parity.mismatch import Mismatch
 from parity.mistakes import find, of
+from parity.run import grouped
+from parity.runner import check
 from parity.scenario import parse_scenario
 
 PAIRING = "rotates adjacent pairs where the reference rotates halves"
@@ -68,3 +72,41 @@ def test_mistakes_that_are_the_same_under_one_configuration_are_all_named() -> N
 
 def test_nothing_is_said_of_a_candidate_that_is_right() -> None:
     assert diagnose(second_pair("llama", "norm"), parse_scenario("b1 s3 f64")).causes == ()
+
+
+def report_of(name: str, layer: str, line: str) -> dict[str, str]:
+    """The lines of a report by their labels, of a mistake that our Llama makes."""
+    family, mistake = families.load("llama"), find(name)
+    with mistake.planted(), pytest.raises(Mismatch) as raised:
+        check(properties.find(mistake.prop), family, family.layer(layer), parse_scenario(line))
+    with mistake.planted():
+        _, *lines = str(raised.value).splitlines()
+    return {line[:12].strip(): line[12:] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "line", "fix"),
+    [
+        ("swaps k and v", "block", "b1 s3 f64", "weights |= swapped(weights, 'self_attn.k_proj', 'self_attn.v_proj')"),
+        ("detaches k", "attention", "b1 s3 f64", ""),
+        ("adds the residual in place", "block", "b1 s3 f64", ""),
+        ("takes the softmax in the model's dtype", "attention", "attend=eager b1 s4 bf16", ""),
+        ("counts positions from 1", "model", "b1 s3 f64", ""),
+    ],
+)
+def test_a_report_names_cause_and_fix(name: str, layer: str, line: str, fix: str) -> None:
+    report = report_of(name, layer, line)
+    assert report["cause"] == f"{name}   (explains the whole difference)"
+    assert report.get("fix", "").endswith(fix)
+    assert ("fix" in report) == bool(fix)
+
+
+def test_a_mistake_in_several_layers_is_reported_once() -> None:
+    family, mistake = families.load("llama"), find("leaves k unrotated")
+    mismatches = []
+    with mistake.planted():
+        for layer in ("attention", "block"):
+            with pytest.raises(Mismatch) as raised:
+                check(properties.find("forward"), family, family.layer(layer), parse_scenario("b1 s3 f64"))
+            mismatches.append(raised.value)
+        assert [(first.layer.name, len(others)) for first, others in grouped(mismatches)] == [("attention", 1)]

@@ -31,11 +31,11 @@ def judge(pair: Pair, scenario: Scenario) -> list[Judgement]:
     """Judge outputs, caches, side effects, and once per configuration the precision of delicate operations."""
     judgements = evaluate(pair, scenario, (forward,))
     coarsest = max(scenario.dtypes, key=lambda name: torch.finfo(DTYPES[name]).eps)
-    return judgements + pair.once(("precision", coarsest), partial(_precision, pair, scenario, coarsest))
+    return judgements + pair.once(("precision", coarsest), partial(precision, pair, scenario, coarsest))
 
 
-def _precision(pair: Pair, scenario: Scenario, name: str) -> list[Judgement]:
-    """Watch one case in a dtype in which there is something to lose."""
+def precision(pair: Pair, scenario: Scenario, name: str) -> list[Judgement]:
+    """Judge how coarse the delicate operations of one case are, in a dtype in which there is something to lose."""
     dtype = DTYPES[name]
     if dtype is torch.float64:
         return []

@@ -16,9 +16,9 @@ class Norm(Part):
     MAKES = frozenset(
         {
             "ignores the epsilon of the norms",
-            "adds eps outside of the root",
+            "adds the epsilon outside of the root",
             "subtracts the mean",
-            "divides the squares by n - 1",
+            "divides squares by n - 1",
             "forgets the gains",
             "adds 1 to the gains",
             "detaches the statistic of the norm",

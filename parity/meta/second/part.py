@@ -78,9 +78,9 @@ def normed(x: Tensor, gain: Tensor, eps: float, makes: Callable[[str], bool] = l
     value, size = wide(x), x.shape[-1]
     if makes("subtracts the mean"):
         value = value - value.sum(-1, keepdim=True) / size
-    squares = (value * value).sum(-1, keepdim=True) / (size - makes("divides the squares by n - 1"))
-    power = squares**-0.5 if makes("adds eps outside of the root") else (squares + eps) ** -0.5
-    if makes("adds eps outside of the root"):
+    squares = (value * value).sum(-1, keepdim=True) / (size - makes("divides squares by n - 1"))
+    power = squares**-0.5 if makes("adds the epsilon outside of the root") else (squares + eps) ** -0.5
+    if makes("adds the epsilon outside of the root"):
         power = 1 / (squares**0.5 + eps)
     if makes("detaches the statistic of the norm"):
         power = power.detach()
