@@ -180,6 +180,9 @@ def mistakes(
     seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same scenarios")] = 0,
     workers: Workers = CORES,
     record: Annotated[bool, typer.Option("--record", help="keep the summary, which the README shows")] = False,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="have second implementations make them, and name them instead")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
 ) -> None:
     """Make every mistake of the catalogue in our layers and show that ordinary runs catch it."""
@@ -188,6 +191,8 @@ def mistakes(
 
     if json is not None:
         check_place(json)
+    if diagnose:
+        raise typer.Exit(_diagnose(model, {"--kind": kind, "--name": name, "--record": record}, seed, workers, json))
     chosen = proof.select(model, kind or [], name or [])
     whole = record and not (model or kind or name)
     if record and not whole:
@@ -195,6 +200,18 @@ def mistakes(
             "--record keeps the summary of the whole catalogue: leave out MODEL, --kind and --name"
         )
     raise typer.Exit(proof.prove(chosen, examples, seed, workers, whole, json, console()))
+
+
+def _diagnose(model: str | None, given: Mapping[str, object], seed: int, workers: int, json: Path | None) -> int:
+    """Name the mistakes of second implementations; what makes no sense of it is refused rather than ignored."""
+    if useless := [name for name, value in given.items() if value]:
+        raise typer.BadParameter(f"{', '.join(useless)} cannot be given with --diagnose, which tries all mistakes")
+    from parity import diagnosed
+    from parity.family import load
+
+    if model is not None:
+        load(model)
+    return diagnosed.measure(model, seed, workers, json, console())
 
 
 @app.command("list")

@@ -126,7 +126,7 @@ class Evidence:
             with ExitStack() as stack:
                 for mistake in mistakes:
                     stack.enter_context(mistake.exchange())
-                return self._explained(powerful=bool(mistakes) and self.differs)
+                return self._explained(powerful=bool(mistakes) and self.dtype is not F64 and self.differs)
         except Unequal:
             return False
 
@@ -216,7 +216,7 @@ def _ours_beside(pair: Pair) -> Pair:
 def find_repair(pair: Pair, scenario: Scenario, prop: Property) -> Repair | None:
     """What to do to the weights of a candidate, in float64, so that it is right under a scenario and longer ones."""
     scenarios = [replace(each, stack=1, dtypes=("f64",)) for each in tellings(scenario, pair.family.positions)]
-    drawn = {each: _drawn(pair, each, prop, "f64") for each in dict.fromkeys([*scenarios[::-1], scenarios[0]])}
+    drawn = {each: drawn_case(pair, each, prop, "f64") for each in dict.fromkeys([*scenarios[::-1], scenarios[0]])}
     truths = {each: run_truth(pair, case, forward) for each, case in drawn.items()}
     side, weights = pair.candidate(F64), initialise.fill(pair.plan, scenario.seed)
 
@@ -319,12 +319,12 @@ def _evidence(
     for each in _scenarios(pair, scenario, prop, dtype, fixed=pair_at is None):
         try:
             other = pair if each.config == scenario.config or pair_at is None else pair_at(each.config)
-            yield Evidence(other, partial(_drawn, other, each, prop, dtype), measure, dtype)
+            yield Evidence(other, partial(drawn_case, other, each, prop, dtype), measure, dtype)
         except (Unequal, ScenarioError, ConfigError):
             continue
 
 
-def _drawn(pair: Pair, scenario: Scenario, prop: Property, dtype: str) -> Case:
+def drawn_case(pair: Pair, scenario: Scenario, prop: Property, dtype: str) -> Case:
     """The case of a scenario, with all that layers are called with in float64 and in the candidate's dtype."""
     case = prop.case(pair, scenario)
     for each in {F64, DTYPES[dtype]}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from parity import family as families
 from parity import property as properties
 from parity.diagnose import Diagnosis, diagnose
+from parity.diagnosed import Made, bars, outcome, pairs, singles
 from parity.meta.second import second_pair
 from parity.mismatch import Mismatch
 from parity.mistakes import find, of
@@ -20,16 +22,14 @@ from parity.scenario import parse_scenario
 PAIRING = "rotates adjacent pairs where the reference rotates halves"
 
 
-def diagnosed(
-    model_type: str, layer: str, names: Sequence[str], line: str, without: str = "", depth: int = 1
-) -> Diagnosis:
+def diagnosed(model_type: str, layer: str, names: Sequence[str], line: str, without: str = "") -> Diagnosis:
     """What is said of a second implementation that makes these mistakes, by a catalogue without one of them."""
     scenario = parse_scenario(line)
     build = partial(second_pair, model_type, layer, wrong=names)
     known = [mistake for mistake in of(model_type, layer) if mistake.name != without]
     prop = properties.find(find(names[0]).prop)
     dtype = scenario.dtypes[0]
-    return diagnose(build(scenario.config), scenario, prop, dtype=dtype, known=known, pair_at=build, depth=depth)
+    return diagnose(build(scenario.config), scenario, prop, dtype=dtype, known=known, pair_at=build, depth=1)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,9 @@ def test_a_mistake_that_the_catalogue_lacks_is_unknown(line: str) -> None:
 
 def test_two_mistakes_are_named_together() -> None:
     names = [PAIRING, "does not scale the scores"]
-    diagnosis = diagnosed("llama", "attention", names, "b1 s3 f64", depth=2)
+    scenario, build = parse_scenario("b1 s3 f64"), partial(second_pair, "llama", "attention", wrong=names)
+    known = [find(name) for name in (*names, "leaves k unrotated", "swaps k and v", "scales the scores twice")]
+    diagnosis = diagnose(build(), scenario, known=known, pair_at=build)
     assert [{mistake.name for mistake in cause.mistakes} for cause in diagnosis.causes] == [set(names)]
 
 
@@ -91,7 +93,6 @@ def report_of(name: str, layer: str, line: str) -> dict[str, str]:
         ("detaches k", "attention", "b1 s3 f64", ""),
         ("adds the residual in place", "block", "b1 s3 f64", ""),
         ("takes the softmax in the model's dtype", "attention", "attend=eager b1 s4 bf16", ""),
-        ("counts positions from 1", "model", "b1 s3 f64", ""),
     ],
 )
 def test_a_report_names_cause_and_fix(name: str, layer: str, line: str, fix: str) -> None:
@@ -110,3 +111,25 @@ def test_a_mistake_in_several_layers_is_reported_once() -> None:
                 check(properties.find("forward"), family, family.layer(layer), parse_scenario("b1 s3 f64"))
             mismatches.append(raised.value)
         assert [(first.layer.name, len(others)) for first, others in grouped(mismatches)] == [("attention", 1)]
+
+
+def test_an_outcome_tells_the_right_name_from_others() -> None:
+    made = Made("gpt2", "attention", ("ignores scale_attn_by_inverse_layer_idx",), "f64")
+    found = outcome(0, made)
+    assert found.named
+    assert found.same == [["divides scores by the layer's index for its number"]]
+    wrong = replace(found, causes=[["rotates v too"]], without=[["rotates v too"]], same=[])
+    unseen = replace(found, scenario="")
+    held = {
+        bar["name"]: bar["holds"]
+        for bar in bars([replace(each, made=replace(made, dtype="f32")) for each in (found, wrong, unseen)])
+    }
+    assert held["named first and alone in float32"] is False
+    assert held["unknown without its entry in float32"] is False
+    assert all(bar["holds"] for bar in bars([replace(found, made=replace(made, dtype="f32"), seconds=0.1)]))
+
+
+def test_second_implementations_make_most_of_the_catalogue() -> None:
+    made = {made.mistakes for made in singles(dtypes=("f32",))}
+    assert len(made) >= 90
+    assert all(len(made.mistakes) == 2 for made in pairs("llama"))

@@ -51,7 +51,7 @@ def found(pair: Pair, line: str) -> Repair | None:
     ("model_type", "layer", "name", "line", "wanted"),
     [
         ("llama", "attention", "swaps k and v", "b1 s3 f64", "swap self_attn.k_proj and self_attn.v_proj"),
-        ("mixtral", "moe", "swaps gate and up", "b1 s3 f64", "swap w1 and w3"),
+        ("bert", "attention", "swaps k and v", "b1 s3 f64", "swap attention.self.key and attention.self.value"),
         ("llama", "norm", "adds 1 to the gains", "b1 s3 f64", "w - 1"),
         (
             "llama",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parity.meta.second.grouped import Projection
-from parity.meta.second.part import Part, empty, linear, look_up, wide
+from parity.meta.second.part import JOINTS, SCALES, Part, empty, joined, linear, look_up, scaled, wide
 
 
 class Norm(nn.Module):
@@ -23,14 +23,16 @@ class Norm(nn.Module):
 class EncoderAttention(Part):
     """norm(x + Linear(attention(x)))."""
 
-    MAKES = frozenset(
-        {
-            "does not scale the scores",
-            "scales the scores twice",
-            "mixes heads and channels when heads are joined",
+    MAKES = (
+        SCALES
+        | JOINTS
+        | {
+            "mixes heads and channels when heads are split",
             "masks the weights after the softmax",
             "swaps k and v",
             "does not load biases",
+            "norms before the sum where the reference norms after",
+            "leaves out the residual",
         }
     )
 
@@ -48,24 +50,27 @@ class EncoderAttention(Part):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, cache: Any = None) -> Tensor:
         names = ("query", "value", "key") if self.does("swaps k and v") else ("query", "key", "value")
-        q, k, v = (self.product(x, getattr(self.self, name)).split(self.width, dim=-1) for name in names)
+        q, k, v = (self.heads_of(self.product(x, getattr(self.self, name))) for name in names)
         contexts = []
         for head in range(self.heads):
             scores = wide(q[head]) @ wide(k[head]).mT * self.scale()
             late = self.does("masks the weights after the softmax")
             contexts.append(look_up(scores, v[head], None if mask is None else mask[:, 0], late))
-        joined = torch.cat(contexts, -1)
-        if self.does("mixes heads and channels when heads are joined"):
-            joined = torch.stack([context[..., i] for i in range(self.width) for context in contexts], -1)
-        return self.norm(x + self.product(joined, self.output.dense))
+        made = self.product(joined(contexts, self.does), self.output.dense)
+        if self.does("norms before the sum where the reference norms after"):
+            return x + self.norm(made)
+        return self.norm(made if self.does("leaves out the residual") else x + made)
+
+    def heads_of(self, rows: Tensor) -> list[Tensor]:
+        if self.does("mixes heads and channels when heads are split"):
+            return [rows[..., head :: self.heads] for head in range(self.heads)]
+        return list(rows.split(self.width, dim=-1))
 
     def product(self, x: Tensor, part: Projection) -> Tensor:
         return linear(x, part.weight, None if self.does("does not load biases") else part.bias)
 
     def scale(self) -> float:
-        if self.does("does not scale the scores"):
-            return 1.0
-        return 1 / self.width if self.does("scales the scores twice") else 1 / self.width**0.5
+        return scaled(1 / self.width**0.5, self.does)
 
     def norm(self, x: Tensor) -> Tensor:
         """The deviation from the mean, over its root mean square."""

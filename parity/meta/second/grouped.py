@@ -8,7 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.meta.second.part import Part, empty, linear, look_up, normed, turn, wide
+from parity.meta.second.part import (
+    JOINTS,
+    ROTATIONS,
+    SCALES,
+    Part,
+    empty,
+    joined,
+    linear,
+    look_up,
+    normed,
+    rotated,
+    scaled,
+    wide,
+)
 
 Rotary = tuple[Tensor, Tensor] | None
 BIASED = {"LlamaConfig": "qkvo", "Qwen2Config": "qkv", "Qwen3Config": "qkvo"}
@@ -34,20 +47,19 @@ class Gain(nn.Module):
 class GroupedAttention(Part):
     """One head after the other, each with its own rotation and its own softmax."""
 
-    MAKES = frozenset(
-        {
-            "rotates adjacent pairs where the reference rotates halves",
-            "rotates the wrong way",
-            "rotates k the wrong way, and q the right way",
-            "leaves k unrotated",
+    MAKES = (
+        ROTATIONS
+        | SCALES
+        | JOINTS
+        | {
             "rotates v too",
+            "permutes q and k for adjacent pairs, and rotates halves",
             "permutes the rows of k with the number of query heads",
-            "uses the positions of the first row for all rows",
-            "does not scale the scores",
-            "scales the scores twice",
             "scales by hidden_size / heads for head_dim",
             "tiles key/value heads where the reference repeats each",
-            "mixes heads and channels when heads are joined",
+            "takes the number of key/value heads for the size of a group",
+            "lets all heads read the first key/value head",
+            "mixes heads and channels when heads are split",
             "masks the weights after the softmax",
             "puts new keys before those in the cache",
             "stores keys as values and values as keys",
@@ -55,6 +67,13 @@ class GroupedAttention(Part):
             "does not load biases",
             "reads o_proj untransposed where it is square",
             "detaches k",
+            "norms queries and keys after the rotation",
+            "swaps the gains of queries and keys",
+            "does not norm keys",
+            "does not norm queries",
+            "norms neither queries nor keys",
+            "norms queries and keys over all heads together",
+            "norms values too",
         }
     )
 
@@ -79,11 +98,15 @@ class GroupedAttention(Part):
 
     def forward(self, x: Tensor, rotary: Rotary = None, mask: Tensor | None = None, cache: Any = None) -> Tensor:
         q, k, v = (self.project(x, name) for name in "qkv")
-        if self.norms_heads:
-            q = [normed(each, self.q_norm.weight, self.eps) for each in q]
-            k = [normed(each, self.k_norm.weight, self.eps) for each in k]
+        late = self.does("norms queries and keys after the rotation")
+        if self.norms_heads and not late:
+            q, k, v = self.normed(q, "q"), self.normed(k, "k"), self.normed(v, "v")
         if rotary is not None:
-            q, k, v = self.rotate(q, k, v, *rotary)
+            q, k = ([rotated(each, *rotary, name, self.does) for each in of] for of, name in ((q, "q"), (k, "k")))
+            if self.does("rotates v too"):
+                v = [rotated(each, *rotary, "v", self.does) for each in v]
+        if self.norms_heads and late:
+            q, k = self.normed(q, "q"), self.normed(k, "k")
         if self.does("detaches k"):
             k = [each.detach() for each in k]
         keys, values = torch.stack(k, 1), torch.stack(v, 1)
@@ -101,7 +124,30 @@ class GroupedAttention(Part):
         if name == "k" and self.does("permutes the rows of k with the number of query heads"):
             order = self.misread_rows()
             weight, bias = weight[order], None if bias is None else bias[order]
-        return list(linear(x, weight, bias).split(self.width, dim=-1))
+        if name in "qk" and self.does("permutes q and k for adjacent pairs, and rotates halves"):
+            half = self.width // 2
+            order = [h + i + j * half for h in range(0, len(weight), self.width) for i in range(half) for j in (0, 1)]
+            weight, bias = weight[order], None if bias is None else bias[order]
+        rows = linear(x, weight, bias)
+        if self.does("mixes heads and channels when heads are split"):
+            heads = rows.shape[-1] // self.width
+            return [rows[..., head::heads] for head in range(heads)]
+        return list(rows.split(self.width, dim=-1))
+
+    def normed(self, heads: list[Tensor], name: str) -> list[Tensor]:
+        """Queries, keys or, by mistake, values of each head, normed."""
+        skipped = {"q": "does not norm queries", "k": "does not norm keys"}
+        if name == "v":
+            return [normed(v, self.k_norm.weight, self.eps) for v in heads] if self.does("norms values too") else heads
+        if self.does(skipped[name]) or self.does("norms neither queries nor keys"):
+            return heads
+        gains = {"q": self.q_norm.weight, "k": self.k_norm.weight}
+        gain = gains[{"q": "k", "k": "q"}[name] if self.does("swaps the gains of queries and keys") else name]
+        if self.does("norms queries and keys over all heads together"):
+            squares = sum((wide(each) ** 2).sum(-1, keepdim=True) for each in heads)
+            power = (squares / (len(heads) * self.width) + self.eps) ** -0.5
+            return [(wide(each) * power * wide(gain)).to(each.dtype) for each in heads]
+        return [normed(each, gain, self.eps) for each in heads]
 
     def misread_rows(self) -> list[int]:
         """Rows of k, taken apart with the wrong width of a head and put together with the right one."""
@@ -122,21 +168,6 @@ class GroupedAttention(Part):
             for i in range(self.width // 2)
         ]
 
-    def rotate(
-        self, q: list[Tensor], k: list[Tensor], v: list[Tensor], cos: Tensor, sin: Tensor
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        if self.does("uses the positions of the first row for all rows"):
-            cos, sin = cos[:1], sin[:1]
-        adjacent = self.does("rotates adjacent pairs where the reference rotates halves")
-        if self.does("rotates the wrong way"):
-            sin = -sin
-        back = -sin if self.does("rotates k the wrong way, and q the right way") else sin
-        if not self.does("leaves k unrotated"):
-            k = [turn(each, cos, back, adjacent) for each in k]
-        if self.does("rotates v too"):
-            v = [turn(each, cos, sin, adjacent) for each in v]
-        return [turn(each, cos, sin, adjacent) for each in q], k, v
-
     def remember(self, cache: Any, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all tokens."""
         new = keys.shape[2]
@@ -151,24 +182,29 @@ class GroupedAttention(Part):
 
     def context(self, head: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """The context of one query head."""
-        tiles = self.does("tiles key/value heads where the reference repeats each")
-        read = head % self.kv_heads if tiles else head * self.kv_heads // self.heads
+        read = self.read(head)
         scores = wide(q) @ wide(keys[:, read]).mT * self.scale()
         late = self.does("masks the weights after the softmax")
         return look_up(scores, values[:, read], None if mask is None else mask[:, 0], late)
 
+    def read(self, head: int) -> int:
+        """The key/value head that a query head reads."""
+        if self.does("tiles key/value heads where the reference repeats each"):
+            return head % self.kv_heads
+        if self.does("takes the number of key/value heads for the size of a group"):
+            return min(head // self.kv_heads, self.kv_heads - 1)
+        if self.does("lets all heads read the first key/value head"):
+            return 0
+        return head * self.kv_heads // self.heads
+
     def scale(self) -> float:
-        if self.does("does not scale the scores"):
-            return 1.0
         if self.does("scales by hidden_size / heads for head_dim"):
             return (self.heads / self.hidden) ** 0.5
-        return 1 / self.width if self.does("scales the scores twice") else 1 / self.width**0.5
+        return scaled(1 / self.width**0.5, self.does)
 
     def output(self, contexts: list[Tensor]) -> Tensor:
-        if self.does("mixes heads and channels when heads are joined"):
-            joined = torch.stack([context[..., i] for i in range(self.width) for context in contexts], -1)
-        else:
-            joined = torch.cat(contexts, -1)
-        turned = self.does("reads o_proj untransposed where it is square") and self.hidden == joined.shape[-1]
+        """The contexts of all heads, joined and projected."""
+        channels = joined(contexts, self.does)
+        turned = self.does("reads o_proj untransposed where it is square") and self.hidden == channels.shape[-1]
         weight = self.o_proj.weight.T if turned else self.o_proj.weight
-        return linear(joined, weight, None if self.does("does not load biases") else self.o_proj.bias)
+        return linear(channels, weight, None if self.does("does not load biases") else self.o_proj.bias)

@@ -19,6 +19,7 @@ class Norm(Part):
             "adds the epsilon outside of the root",
             "subtracts the mean",
             "divides squares by n - 1",
+            "sums squares for their mean",
             "forgets the gains",
             "adds 1 to the gains",
             "detaches the statistic of the norm",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.meta.second.part import Part, empty, look_up, wide
+from parity.meta.second.part import JOINTS, SCALES, Part, empty, joined, look_up, scaled, wide
 
 
 class Columns(nn.Module):
@@ -22,15 +22,18 @@ class Columns(nn.Module):
 class PackedAttention(Part):
     """Queries, keys and values are cut out of one projection by their columns, head by head."""
 
-    MAKES = frozenset(
-        {
-            "does not scale the scores",
-            "scales the scores twice",
-            "mixes heads and channels when heads are joined",
+    MAKES = (
+        SCALES
+        | JOINTS
+        | {
+            "mixes heads and channels when heads are split",
             "masks the weights after the softmax",
             "puts new keys before those in the cache",
             "stores keys as values and values as keys",
             "does not load biases",
+            "ignores scale_attn_weights",
+            "ignores scale_attn_by_inverse_layer_idx",
+            "divides scores by the layer's index for its number",
         }
     )
 
@@ -50,15 +53,14 @@ class PackedAttention(Part):
             scores = wide(self.cut(x, 0, head)) @ wide(keys[:, head]).mT * self.scale()
             late = self.does("masks the weights after the softmax")
             contexts.append(look_up(scores, values[:, head], None if mask is None else mask[:, 0], late))
-        joined = torch.cat(contexts, -1)
-        if self.does("mixes heads and channels when heads are joined"):
-            joined = torch.stack([context[..., i] for i in range(self.width) for context in contexts], -1)
-        return joined @ self.c_proj.weight + self.bias(self.c_proj)
+        return joined(contexts, self.does) @ self.c_proj.weight + self.bias(self.c_proj)
 
     def cut(self, x: Tensor, block: int, head: int) -> Tensor:
         """The queries (block 0), keys or values of a head."""
         start = self.size * block + self.width * head
         columns = slice(start, start + self.width)
+        if self.does("mixes heads and channels when heads are split"):
+            columns = slice(self.size * block + head, self.size * (block + 1), self.heads)
         return x @ self.c_attn.weight[:, columns] + self.bias(self.c_attn)[columns]
 
     def bias(self, part: Columns) -> Tensor:
@@ -77,11 +79,11 @@ class PackedAttention(Part):
         return keys, values
 
     def scale(self) -> float:
-        scale = 1.0
-        if self.config.scale_attn_weights:
+        scale, layer = 1.0, self.layer
+        if self.config.scale_attn_weights or self.does("ignores scale_attn_weights"):
             scale /= self.width**0.5
-        if self.config.scale_attn_by_inverse_layer_idx:
-            scale /= self.layer + 1
-        if self.does("does not scale the scores"):
-            return 1.0
-        return scale * scale if self.does("scales the scores twice") else scale
+        if self.does("divides scores by the layer's index for its number"):
+            layer = max(0, layer - 1)
+        if self.config.scale_attn_by_inverse_layer_idx and not self.does("ignores scale_attn_by_inverse_layer_idx"):
+            scale /= layer + 1
+        return scaled(scale, self.does)

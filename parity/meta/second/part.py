@@ -59,6 +59,74 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, adjacent: bool = False) -> Tensor:
     return joined.to(x.dtype)
 
 
+ROTATIONS = frozenset(
+    {
+        "rotates adjacent pairs where the reference rotates halves",
+        "rotates the wrong way",
+        "rotates k the wrong way, and q the right way",
+        "leaves k unrotated",
+        "leaves q unrotated",
+        "takes sines for cosines",
+        "adds the turned half where it should be subtracted",
+        "rotates half of each head where the reference rotates all of it",
+        "uses the positions of the first row for all rows",
+    }
+)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, name: str, does: Callable[[str], bool]) -> Tensor:
+    """Queries (`q`), keys (`k`) or values in half layout, rotated with the mistakes that are made."""
+    if does("uses the positions of the first row for all rows"):
+        cos, sin = cos[:1], sin[:1]
+    if name in "qk" and does(f"leaves {name} unrotated"):
+        return x
+    if does("takes sines for cosines"):
+        cos, sin = sin, cos
+    if does("rotates the wrong way") or (name == "k" and does("rotates k the wrong way, and q the right way")):
+        sin = -sin
+    if does("adds the turned half where it should be subtracted"):
+        a, b = x.chunk(2, -1)
+        return torch.cat(
+            (a * cos[..., : a.shape[-1]] + b * sin[..., : a.shape[-1]], turn(x, cos, sin).chunk(2, -1)[1]), -1
+        )
+    width = cos.shape[-1]
+    if does("rotates half of each head where the reference rotates all of it"):
+        width = 2 * max(1, width // 4)
+        cos, sin = (torch.cat((table[..., : width // 2],) * 2, -1) for table in (cos, sin))
+    adjacent = does("rotates adjacent pairs where the reference rotates halves")
+    return torch.cat((turn(x[..., :width], cos, sin, adjacent), x[..., width:]), -1)
+
+
+JOINTS = frozenset({"mixes heads and channels when heads are joined", "mixes heads and tokens when heads are joined"})
+
+
+def joined(contexts: list[Tensor], does: Callable[[str], bool]) -> Tensor:
+    """The contexts of all heads side by side, [batch, tokens, channels]."""
+    if does("mixes heads and channels when heads are joined"):
+        return torch.stack([context[..., i] for i in range(contexts[0].shape[-1]) for context in contexts], -1)
+    if does("mixes heads and tokens when heads are joined"):
+        return torch.cat(contexts, 1).reshape(len(contexts[0]), contexts[0].shape[1], -1)
+    return torch.cat(contexts, -1)
+
+
+SCALES = frozenset(
+    {
+        "does not scale the scores",
+        "scales the scores twice",
+        "scales by the fourth root of head_dim for the second",
+    }
+)
+
+
+def scaled(scale: float, does: Callable[[str], bool]) -> float:
+    """What scores are multiplied with."""
+    if does("does not scale the scores"):
+        return 1.0
+    if does("scales by the fourth root of head_dim for the second"):
+        return scale**0.5
+    return scale * scale if does("scales the scores twice") else scale
+
+
 def look_up(scores: Tensor, v: Tensor, allowed: Tensor | None, late: bool = False) -> Tensor:
     """softmax(scores) v of one head, by exponentials; [batch, queries, keys] and [batch, keys, channels].
 
@@ -78,8 +146,9 @@ def normed(x: Tensor, gain: Tensor, eps: float, makes: Callable[[str], bool] = l
     value, size = wide(x), x.shape[-1]
     if makes("subtracts the mean"):
         value = value - value.sum(-1, keepdim=True) / size
-    squares = (value * value).sum(-1, keepdim=True) / (size - makes("divides squares by n - 1"))
-    power = squares**-0.5 if makes("adds the epsilon outside of the root") else (squares + eps) ** -0.5
+    count = 1 if makes("sums squares for their mean") else size - makes("divides squares by n - 1")
+    squares = (value * value).sum(-1, keepdim=True) / count
+    power = (squares + eps) ** -0.5
     if makes("adds the epsilon outside of the root"):
         power = 1 / (squares**0.5 + eps)
     if makes("detaches the statistic of the norm"):
