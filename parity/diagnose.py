@@ -88,7 +88,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         if not self.causes:
-            return f"unknown: none of the {self.tried} known mistakes and pairs of them that were tried explains it"
+            tried = f"none of the {self.tried} mistakes and pairs of them that were tried explains it"
+            return f"unknown: {tried if self.tried else 'no known mistake could be tried'}"
         first, *others = map(str, self.causes)
         same = f"; or, which is the same here: {'; '.join(others)}" if others else ""
         return f"{first}   (explains the whole difference){same}"
@@ -215,7 +216,7 @@ def _ours_beside(pair: Pair) -> Pair:
 
 def find_repair(pair: Pair, scenario: Scenario, prop: Property) -> Repair | None:
     """What to do to the weights of a candidate, in float64, so that it is right under a scenario and longer ones."""
-    scenarios = [replace(each, stack=1, dtypes=("f64",)) for each in tellings(scenario, pair.family.positions)]
+    scenarios = [replace(each, stack=1, dtypes=("f64",)) for each in tellings(scenario, pair.family)]
     drawn = {each: drawn_case(pair, each, prop, "f64") for each in dict.fromkeys([*scenarios[::-1], scenarios[0]])}
     truths = {each: run_truth(pair, case, forward) for each, case in drawn.items()}
     side, weights = pair.candidate(F64), initialise.fill(pair.plan, scenario.seed)
@@ -334,7 +335,7 @@ def drawn_case(pair: Pair, scenario: Scenario, prop: Property, dtype: str) -> Ca
 
 def _scenarios(pair: Pair, scenario: Scenario, prop: Property, dtype: str, fixed: bool) -> Iterator[Scenario]:
     one = replace(scenario, stack=1, dtypes=(dtype,))
-    longer = list(tellings(one, pair.family.positions)) if prop.case is Pair.case and pair.layer.causal else [one]
+    longer = list(tellings(one, pair.family)) if prop.case is Pair.case and pair.layer.causal else [one]
     yield from (replace(longer[0], seed=one.seed + more) for more in range(MORE_SEEDS + 1))
     yield one
     source = prop.scenarios(pair.family, pair.layer, Pool(dtypes=(dtype,), seed=one.seed, size=FRESH))

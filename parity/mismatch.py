@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 
@@ -118,8 +118,7 @@ class Mismatch(AssertionError):
         return pair_of(self.family.model_type, self.layer.name, config)
 
     def _cases(self) -> Iterator[Case]:
-        fixed = self.family.tokens is not None
-        scenarios = iter([self.scenario]) if fixed else tellings(self.scenario, self.family.positions)
+        scenarios: Iterable[Scenario] = tellings(self.scenario, self.family)
         if not self.layer.caches:  # then the reference can be watched in one pass only
             scenarios = (replace(each, schedule=(each.length,)) for each in scenarios)
         return (self.prop.case(self._pair, scenario) for scenario in scenarios)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from parity.case import Case
 from parity.compare import TRUTH_BOUND, Record, Unequal, judge
+from parity.family import Family
 from parity.pair import Pair, forward, run_candidate, run_truth
 from parity.scenario import Scenario
 
@@ -19,18 +20,19 @@ MORE = 8  # tokens by which chunks are made longer
 F64 = torch.float64
 
 
-def tellings(scenario: Scenario, positions: int | None) -> Iterator[Scenario]:
+def tellings(scenario: Scenario, family: Family) -> Iterator[Scenario]:
     """The scenario with longer chunks, with a longer first chunk, as far as there are positions, and itself.
 
     A smallest scenario is the last place in which to see something grow, or to tell one number from another.
     """
     first, *rest = scenario.schedule
     added = MORE * max(scenario.columns, 1)
-    for schedule in (tuple(chunk + added for chunk in scenario.schedule), (first + added, *rest)):
+    schedules = (tuple(chunk + added for chunk in scenario.schedule), (first + added, *rest))
+    for schedule in schedules if family.tokens is None else ():
         more = sum(schedule) - scenario.length
         packing = scenario.packing and (*scenario.packing[:-1], scenario.packing[-1] + more)
         longer = replace(scenario, schedule=schedule, packing=packing)
-        if positions is None or scenario.offset + longer.length <= positions:
+        if family.positions is None or scenario.offset + longer.length <= family.positions:
             yield longer
     yield scenario
 

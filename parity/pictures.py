@@ -84,7 +84,7 @@ def _values(mismatch: Mismatch, failed: Judgement) -> Iterator[tuple[Tensor, Ten
     """A quantity of both sides, if they can be run once more and have it in the same shape."""
     measure = gradients if failed.quantity.verdict == "gradient" else forward
     pair = pair_of(mismatch.family.model_type, mismatch.layer.name, mismatch.smallest.config)
-    longer = next(tellings(mismatch.smallest, mismatch.family.positions))  # a smallest one has little to look at
+    longer = next(tellings(mismatch.smallest, mismatch.family))  # a smallest one has little to look at
     case = mismatch.prop.case(pair, longer)
     try:
         truth = run_truth(pair, case, measure)
