@@ -214,6 +214,23 @@ def _diagnose(model: str | None, given: Mapping[str, object], seed: int, workers
     return diagnosed.measure(model, seed, workers, json, console())
 
 
+@app.command()
+def functions(
+    names: Annotated[list[str] | None, typer.Argument(help="which; all if left out")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="of each; else the profile's number")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same examples")] = 0,
+    json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+) -> None:
+    """Hold what is no layer (tokens, softmax, loss, learning rate, balance of experts) against its reference."""
+    if json is not None:
+        from parity.table import check_place
+
+        check_place(json)
+    from parity import function_run
+
+    raise typer.Exit(function_run.run(names or [], examples, seed, json, console()))
+
+
 @app.command("list")
 def list_families(
     gaps: Annotated[bool, typer.Option("--gaps", help="known divergences inside the reference instead")] = False,

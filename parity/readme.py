@@ -13,6 +13,7 @@ from parity import family as families
 from parity import gaps
 from parity import property as properties
 from parity.family import Layer
+from parity.function import functions
 from parity.listing import covered
 
 README = Path(__file__).parents[1] / "README.md"
@@ -35,6 +36,13 @@ def _left_out(layer: Layer) -> str:
     reasons = dict.fromkeys(layer.left_out.values())
     of_reason = {each: ", ".join(name for name, why in layer.left_out.items() if why == each) for each in reasons}
     return "".join(f"; not in {names}: {reason}" for reason, names in of_reason.items())
+
+
+def beside_layers() -> str:
+    """A row per function that is no layer: what holds, and against what."""
+    rows = ["| function | ours | reference | what is held |", "|---|---|---|---|"]
+    rows += [f"| {each.name} | `{each.ours}` | {each.reference} | {each.sentence} |" for each in functions().values()]
+    return "\n".join(rows)
 
 
 def sentences() -> str:
@@ -72,7 +80,13 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType(
-    {"coverage": coverage, "properties": sentences, "gaps": contradictions, "mistakes": found_mistakes}
+    {
+        "coverage": coverage,
+        "functions": beside_layers,
+        "properties": sentences,
+        "gaps": contradictions,
+        "mistakes": found_mistakes,
+    }
 )
 
 

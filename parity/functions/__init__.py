@@ -1,0 +1,1 @@
+"""Functions beside layers, each beside what it must equal: one file each, found because it is there."""
