@@ -100,7 +100,7 @@ FUNCTION = Function(
     "reimpl.balance.Balancer",
     "arXiv:2408.15664, algorithm 1; choices by lot",
     st.builds(
-        lambda choice, skew, seed: Stream(*choice, skew, seed),
+        lambda choice, skew, seed: Stream(*choice, skew=skew, seed=seed),
         st.sampled_from(CHOICES),
         st.sampled_from((1.0, 0.3, 2.0)),
         st.integers(0, 2**32 - 1),
