@@ -92,7 +92,13 @@ def _weights(stream: Stream, router: GroupedRouter, batch: torch.Tensor) -> list
     ]
 
 
-CHOICES = ((4, 1, 1, 2), (8, 1, 1, 1), (8, 4, 2, 3), (12, 3, 2, 5), (16, 4, 2, 4))
+CHOICES: tuple[tuple[int, int, int, int], ...] = (
+    (4, 1, 1, 2),
+    (8, 1, 1, 1),
+    (8, 4, 2, 3),
+    (12, 3, 2, 5),
+    (16, 4, 2, 4),
+)
 
 FUNCTION = Function(
     "balance",
@@ -100,7 +106,7 @@ FUNCTION = Function(
     "reimpl.balance.Balancer",
     "arXiv:2408.15664, algorithm 1; choices by lot",
     st.builds(
-        lambda choice, skew, seed: Stream(*choice, skew=skew, seed=seed),
+        lambda choice, skew, seed: Stream(*choice, skew, seed),
         st.sampled_from(CHOICES),
         st.sampled_from((1.0, 0.3, 2.0)),
         st.integers(0, 2**32 - 1),
