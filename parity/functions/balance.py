@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -24,8 +24,8 @@ class Stream:
     groups: int
     kept: int
     chosen: int
-    skew: float
-    seed: int
+    skew: float = 1.0
+    seed: int = 0
 
     def router(self) -> GroupedRouter:
         """A router whose experts differ."""
@@ -92,13 +92,7 @@ def _weights(stream: Stream, router: GroupedRouter, batch: torch.Tensor) -> list
     ]
 
 
-CHOICES: tuple[tuple[int, int, int, int], ...] = (
-    (4, 1, 1, 2),
-    (8, 1, 1, 1),
-    (8, 4, 2, 3),
-    (12, 3, 2, 5),
-    (16, 4, 2, 4),
-)
+CHOICES = tuple(Stream(*sizes) for sizes in ((4, 1, 1, 2), (8, 1, 1, 1), (8, 4, 2, 3), (12, 3, 2, 5), (16, 4, 2, 4)))
 
 FUNCTION = Function(
     "balance",
@@ -106,7 +100,7 @@ FUNCTION = Function(
     "reimpl.balance.Balancer",
     "arXiv:2408.15664, algorithm 1; choices by lot",
     st.builds(
-        lambda choice, skew, seed: Stream(*choice, skew, seed),
+        lambda choice, skew, seed: replace(choice, skew=skew, seed=seed),
         st.sampled_from(CHOICES),
         st.sampled_from((1.0, 0.3, 2.0)),
         st.integers(0, 2**32 - 1),
