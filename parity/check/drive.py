@@ -63,7 +63,7 @@ TEXTS: Mapping[str, Text] = {
     )
 }
 ONE_PASS = ("prefill", "padded", "single")
-"""The scenarios that make sense without a cache: of encoders, which see all tokens at once."""
+"""The scenarios that make sense without a cache; their first step only."""
 
 
 def names(task: str) -> list[str]:
@@ -101,8 +101,14 @@ def drive(model: nn.Module, task: str, text: Text, recorder: Recorder) -> None:
                 output = model(**named)
             except Exception as error:
                 raise Undriven(f"the reference raises {type(error).__name__} in step {step}: {_line(error)}") from error
-            if step + 1 < len(steps):
-                remembered |= carried(output, accepted)
+            if step + 1 == len(steps) or (text.name in ONE_PASS and not keeps_cache(output)):
+                break
+            remembered |= carried(output, accepted)
+
+
+def keeps_cache(output: Any) -> bool:
+    """Whether a model returned what it remembers."""
+    return any(getattr(output, name, None) is not None for name in CACHE_NAMES)
 
 
 def carried(output: Any, accepted: Mapping[str, Any]) -> dict[str, Any]:
