@@ -105,6 +105,7 @@ class Layer:
         window: the sliding window of this layer under a configuration.
         causal: whether a token sees only what came before it.
         caches: whether the reference has a cache; otherwise ours is held against its one pass over all tokens.
+        counts: whether it counts positions itself, from 0 and padding too, and cannot be told them.
         needs_memory: whether it always attends to an encoder's memory.
         masks: whether it can be told which tokens are padding.
         packs: whether positions that begin anew separate documents, where no mask says so.
@@ -132,6 +133,7 @@ class Layer:
     window: Callable[[Any], int | None] = _no_window
     causal: bool = True
     caches: bool = True
+    counts: bool = False
     needs_memory: bool = False
     masks: bool = True
     packs: bool = True

@@ -103,6 +103,8 @@ class Pair:
             raise ScenarioError(f"tokens of {self.layer} see those after them: give all in one chunk")
         if any(scenario.padding) and self.layer.kind.attends and not self.layer.masks:
             raise ScenarioError(f"{self.layer} cannot tell padding from tokens: leave {scenario.side} out")
+        if self.layer.counts and (scenario.offset or scenario.packing or scenario.masked_positions):
+            raise ScenarioError(f"{self.layer} counts positions itself: leave @, packed, masked out")
         if self.layer.recurrent and (scenario.offset or scenario.packing or scenario.masked_positions):
             raise ScenarioError(f"{self.layer} is a recurrence, which counts no positions: leave @, packed, masked out")
         if self.family.tokens is not None and scenario.length != self.family.tokens(self.point):

@@ -94,6 +94,19 @@ def cast(module: nn.Module, dtype: torch.dtype, kept: Sequence[str] = ()) -> nn.
     return module
 
 
+def fixed_tables(module: nn.Module) -> frozenset[str]:
+    """The names of parameters that follow from their shape, as Marian's sinusoids, now with their numbers.
+
+    No checkpoint has them, and a module by itself has them uninitialised.
+    """
+    found = set()
+    for path, part in module.named_modules():
+        if hasattr(part, "create_weight"):
+            part.weight.data = part.create_weight().to(part.weight.dtype)
+            found.add(f"{path}.weight")
+    return frozenset(found)
+
+
 @memoize
 def kept_in_float32(model_type: str) -> tuple[str, ...]:
     """How the names of parameters end that stay in float32 when a checkpoint is loaded in half precision."""
@@ -171,8 +184,10 @@ class Reference:
         self.use(family.exact if dtype is torch.float64 else {})
         kept = kept_in_float32(family.model_type)
         self.module: Any = cast(self._build(layer.reference, layer.arguments), dtype, kept).eval()
-        self.parameters = dict(self.module.named_parameters())
-        self.slots, self.place = slots(self.module), in_memory(family.model_type, layer.at)
+        tables = fixed_tables(self.module)
+        self.parameters = {name: each for name, each in self.module.named_parameters() if name not in tables}
+        self.slots = {name: slot for name, slot in slots(self.module).items() if name not in tables}
+        self.place = in_memory(family.model_type, layer.at)
         self.rules = disk_rules(family.model_type, {self.place + name: slot for name, slot in self.slots.items()})
         self._rotary = self._build(family.rotary, None) if family.rotary and layer.kind is Kind.ATTENTION else None
 
@@ -210,7 +225,7 @@ class Reference:
         """An empty cache, as the reference makes it for itself; where it attends to a memory, one for that too."""
         if "state" in _accepted(type(self.module).forward):
             return States(self.config, self.dtype)
-        if self.layer.kind is Kind.CROSS or getattr(self.config, "add_cross_attention", False):
+        if self.layer.must_remember or getattr(self.config, "add_cross_attention", False):
             return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         return DynamicCache(config=self.config)
 

@@ -130,12 +130,12 @@ def scenarios(
     length = sum(chunks)
     fields |= draw(memories(family, layer, fields["config"], batch))
     fields["typed"] = family.token_types is not None and layer.kind.reads_ids and draw(st.booleans())
-    packed, far = packed and layer.packs and len(chunks) == 1, far and not layer.recurrent
+    packed, far = packed and layer.packs and len(chunks) == 1, far and not (layer.recurrent or layer.counts)
     shape = draw(st.sampled_from(_shapes(layer.kind, padded and layer.masks, packed, far)))
     if shape == "padded" and length > 1:
         fields["side"] = draw(st.sampled_from(("left", "right", "inner")))
         fields["padding"] = tuple(draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch)))
-        fields["masked_positions"] = not layer.recurrent and draw(st.booleans())
+        fields["masked_positions"] = not (layer.recurrent or layer.counts) and draw(st.booleans())
     elif shape == "packed" and length > 1:
         cut = draw(st.integers(1, length - 1))
         fields["packing"] = (cut, length - cut)

@@ -38,6 +38,8 @@ LAYERS = [
     ("gpt2", "block", "b2 s3"),
     ("gpt2", "model", "b2 s3"),
     ("bloom", "block", "b2 s3"),
+    ("marian", "encoder", "b2 s3"),
+    ("marian", "decoder", "b2 s3 m4"),
 ]
 
 of_each_layer = pytest.mark.parametrize(

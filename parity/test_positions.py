@@ -70,3 +70,14 @@ def test_a_model_reaches_its_last_position_and_names_it_where_the_next_is_refuse
         ours(ids[:, 1:], cache=cache)
         with pytest.raises(IndexError, match=f"positions {limit} to {limit} do not fit .* with those cached"):
             ours(ids[:, :1], cache=cache)
+
+
+def test_marian_names_the_limit_past_its_last_position() -> None:
+    family = families.load("marian")
+    pair, limit = Pair(family, family.layer("decoder"), {}), family.positions
+    assert limit is not None
+    ours, memory = pair.candidate(torch.float64).module, torch.zeros(1, 2, pair.config.d_model, dtype=torch.float64)
+    ids, cache = torch.zeros(1, limit, dtype=torch.long), ours.make_cache()
+    ours(ids, cache=cache, memory=memory)
+    with pytest.raises(IndexError, match=f"positions {limit} to {limit} do not fit max_position_embeddings of {limit}"):
+        ours(ids[:, :1], cache=cache, memory=memory)
