@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,13 +102,29 @@ def judge(
     case: Case, truth: Record, candidate: Record, references: Sequence[Record], dtype: torch.dtype, name: str
 ) -> list[Judgement]:
     """Judge the choices, and outputs token by token. All sides but the candidate were told what it had chosen."""
+    return judge_calls(partial(_tokens, case), truth, candidate, references, dtype, name)
+
+
+def judge_calls(
+    tokens_of: Callable[[int, int, int], tuple[int, Tensor]],
+    truth: Record,
+    candidate: Record,
+    references: Sequence[Record],
+    dtype: torch.dtype,
+    name: str,
+) -> list[Judgement]:
+    """The same of any recorded choices.
+
+    Args:
+        tokens_of: the step in which a call happens, of so many calls for so many tokens, and which of them count.
+    """
     judgements = list(_by_token(truth, aligned(candidate, truth), references, dtype, name))
     ours, theirs = _by_kind(candidate), _by_kind(truth)
     yards = [_by_kind(reference) for reference in references]
     for kind in agreed(candidate, truth):
         of_kind = zip(ours[kind], theirs[kind], *(yard[kind] for yard in yards), strict=True)
         for number, (choice, true, *others) in enumerate(of_kind):
-            step, valid = _tokens(case, number, len(theirs[kind]), len(true.scores))
+            step, valid = tokens_of(number, len(theirs[kind]), len(true.scores))
             name_of_call = f"choice of {kind[1]} out of {kind[0]}" + (f", call {number}" if number else "")
             quantity = Quantity(name_of_call, "routing", step)
             if valid.any():

@@ -162,13 +162,15 @@ def verdict(result: Result) -> str:
     failed = [row for row in result.rows if row["result"] == "fails"]
     idle = [f"{row['property']} {row['dtype']}" for row in result.rows if row["result"] == "not run"]
     cases = sum(row["cases"] for row in result.rows)
+    ties, choices = (sum(row.get(name, 0) for row in result.rows) for name in ("near_ties", "choices"))
+    said = f"; {ties:,} of {choices:,} choices of experts were near-ties, which rounding decides" if choices else ""
     if failed:
-        return f"{len(failed)} of {len(result.rows)} rows FAIL; {cases:,} calls"
+        return f"{len(failed)} of {len(result.rows)} rows FAIL; {cases:,} calls{said}"
     if result.refused:
         return f"REFUSED as proof: {result.refused}"
     if idle:
         return f"NOT RUN: {', '.join(idle)}, for which no scenario serves; {cases:,} calls"
-    return f"all {len(result.rows)} rows hold; {cases:,} calls"
+    return f"all {len(result.rows)} rows hold; {cases:,} calls{said}"
 
 
 def mismatch_text(mismatch: dict[str, Any]) -> str:

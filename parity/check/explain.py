@@ -111,6 +111,8 @@ def suspicion(site: Site, failure: Failure, name: str) -> str | None:
 
 
 def _remark(judgement: Judgement) -> str:
+    if judgement.quantity.verdict == "routing":
+        return f"{judgement.quantity} differs: {judgement.error:.1g} below what should have been chosen"
     if judgement.quantity.verdict != "precision":
         return f"{judgement.quantity}, where the reference does not"
     return f"{judgement.quantity} is computed in a coarser dtype than in the reference"

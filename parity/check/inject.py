@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -169,7 +169,7 @@ def _changed(call: Call, change: Change) -> Call | None:
 
 
 def _call(call: Call, args: Any, kwargs: Any) -> Call:
-    return Call(call.path, call.step, args, kwargs, call.names, valid=call.valid, valid_so_far=call.valid_so_far)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def _forgetful(call: Call) -> Call:

@@ -59,6 +59,7 @@ class Row:
     Attributes:
         cases: calls judged.
         worst: per verdict, the judgement nearest to its allowance.
+        choices, near_ties: of experts, each for one token, and those that rounding decides.
         unjudged: quantities of which nothing could be said, since the reference itself was not finite.
         failures: every call that does not hold, simplest first.
     """
@@ -84,6 +85,8 @@ class Row:
             return
         for judgement in found:
             verdict = judgement.quantity.verdict
+            self.choices += judgement.choices
+            self.near_ties += judgement.near_ties
             if not judgement.judged:
                 self.unjudged += 1
             elif verdict not in self.worst or judgement.ratio > self.worst[verdict].ratio:
@@ -177,6 +180,8 @@ def plain_row(row: Row) -> Plain:
         "cases": row.cases,
         "seconds": row.seconds,
         "unjudged": row.unjudged,
+        "choices": row.choices,
+        "near_ties": row.near_ties,
         "scenarios": list(row.ran),
         "cells": {verdict: row.cell(verdict) for verdict in VERDICTS},
         "worst": {verdict: plain_judgement(judgement) for verdict, judgement in row.worst.items()},

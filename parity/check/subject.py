@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parity import routing
 from parity.check import drive, replay, tree
 from parity.check.record import Call, Recorder, rounded
 from parity.compare import Record
@@ -232,11 +233,24 @@ class Built:
         return tree.dtypes(calls[index].given) if index < len(calls) else {}
 
     def truth(self, call: Call, measure: str = "forward") -> Record:
-        """What the unmodified reference computes of a call in float64, lifted."""
+        """What the unmodified reference computes of a call in float64, lifted, and what its routers choose."""
         key = (id(call), measure)
         if key not in self._truths:
-            self._truths[key] = self.measured(self.module(torch.float64), call, torch.float64, measure)
+            self.warm(call, torch.float64)
+            run = partial(self.measured, self.module(torch.float64), call, torch.float64, measure)
+            self._truths[key] = routing.watched(run, {})
         return self._truths[key]
+
+    def warm(self, call: Call, dtype: torch.dtype) -> None:
+        """Run what is found out by running models, so that nobody who watches a call sees it."""
+        self._optional(call)
+        replay.arguments(call, dtype)
+
+    def like(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call with other arguments, of which the same results count."""
+        other = replace(call, args=args, kwargs=kwargs)
+        self._optionals[id(other)] = self._optional(call)
+        return other
 
     def yardsticks(self, call: Call, dtype: torch.dtype, measure: str = "forward") -> list[Record]:
         """What the reference computes of a call in a dtype, in each of its own ways."""

@@ -16,7 +16,7 @@ from parity.check import replay, tree
 from parity.check.guest import Guest, values_of
 from parity.check.record import Call
 from parity.check.subject import Built
-from parity.compare import Judgement, Quantity, Record, judge
+from parity.compare import Judgement, Quantity, Record, Unequal, judge
 from parity.scenario import DTYPES
 from parity.tiny import draw
 
@@ -43,6 +43,7 @@ def judge_forward(built: Built, guest: Side, call: Call, name: str) -> list[Judg
         written.extend(wrote)
         return record
 
+    built.warm(call, DTYPES[name])
     candidate = routing.watched(run, {})
     judgements = _held(built, call, candidate, truth, name, "forward")
     wrong = [argument for argument in written if argument not in _writes(built, call)]
@@ -60,6 +61,7 @@ def judge_gradients(built: Built, guest: Guest, call: Call, name: str) -> list[J
         Unequal: if the candidate cannot be differentiated.
     """
     outputs, truth = values_of(built.truth(call), "output"), built.truth(call, "gradients")
+    built.warm(call, DTYPES[name])
     candidate = routing.watched(lambda: guest.gradients(call, outputs), {})
     return _held(built, call, candidate, truth, name, "gradients")
 
@@ -77,20 +79,39 @@ def _held(built: Built, call: Call, candidate: Record, truth: Record, name: str,
     told = routing.agreed(candidate, truth)
     if not routing.obeyed(truth, told):
         truth = _told(built, call, torch.float64, measure, told, "eager")
+    unjudged = [quantity for quantity in truth.quantities if quantity not in set(candidate.quantities)]
+    if measure == "gradients" and unjudged:
+        raise Unequal(
+            f"the candidate has no {unjudged[0]}, nor {len(unjudged) - 1} more; do its rules name every tensor?"
+        )
     truth = of(candidate, truth)
     candidate = of(truth, candidate)
     yards: list[Record] = []
     if dtype is not torch.float64:
         yards = [of(truth, _told(built, call, dtype, measure, told, way)) for way in built.implementations]
-    judgements = judge(truth, candidate, yards, dtype, name)
+    judgements = _judge(call, truth, candidate, yards, name)
     if dtype is torch.float64 or all(judgement.ratio <= 1 or judgement.ratio > NEAR for judgement in judgements):
         return judgements
     moved = zip(range(DISTURBANCES), cycle(built.implementations), strict=False)
     yards += [of(truth, _disturbed(built, call, dtype, measure, told, way, number)) for number, way in moved]
-    return judge(truth, candidate, yards, dtype, name)
+    return _judge(call, truth, candidate, yards, name)
+
+
+def _judge(call: Call, truth: Record, candidate: Record, yards: Sequence[Record], name: str) -> list[Judgement]:
+    judgements = judge(truth, candidate, yards, DTYPES[name], name)
+    if truth.choices and candidate.choices:
+        judgements += routing.judge_calls(partial(_tokens, call), truth, candidate, yards, DTYPES[name], name)
+    return judgements
+
+
+def _tokens(call: Call, number: int, calls: int, tokens: int) -> tuple[int, Tensor]:
+    """The step of a router's call, and which of its tokens are no padding."""
+    known = call.valid is not None and call.valid.numel() == tokens
+    return call.step, call.valid.flatten() if known and call.valid is not None else torch.ones(tokens, dtype=torch.bool)
 
 
 def _told(built: Built, call: Call, dtype: torch.dtype, measure: str, told: routing.Told, way: str) -> Record:
+    built.warm(call, dtype)
     return routing.watched(partial(built.measured, built.module(dtype, way), call, dtype, measure), told)
 
 
@@ -108,8 +129,7 @@ def _disturbed(
             return tensor.clone()
         return _moved(tensor, dtype, f"disturbance {number} at {path}")
 
-    args, kwargs = tree.converted(call.given, move)
-    other = Call(call.path, call.step, args, kwargs, call.names, valid=call.valid, valid_so_far=call.valid_so_far)
+    other = built.like(call, *tree.converted(call.given, move))
     return routing.watched(partial(built.measured, module, other, dtype, measure), told)
 
 

@@ -174,3 +174,45 @@ class OwnSignature(nn.Module):
             k, v = (torch.cat(pair, dim=2) for pair in zip(past, (k, v), strict=True))
         context = nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
         return self.out(context.transpose(1, 2).flatten(2)), (k, v)
+
+
+class Experts(nn.Module):
+    """A mixture of experts as Mixtral's, one module for each expert."""
+
+    largest = True
+
+    def __init__(self, config):
+        super().__init__()
+        width, inner, self.chosen = config.hidden_size, config.intermediate_size, config.num_experts_per_tok
+        self.act = {"silu": nn.SiLU()}[config.hidden_act]
+        self.router = nn.Linear(width, config.num_local_experts, bias=False)
+        self.experts = nn.ModuleList(Expert(width, inner) for _ in range(config.num_local_experts))
+
+    def forward(self, hidden_states):
+        x = hidden_states.flatten(0, 1)
+        scores = self.router(x).softmax(-1, dtype=torch.float32)
+        weights, chosen = scores.topk(self.chosen, largest=self.largest)
+        weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = (chosen == number).nonzero(as_tuple=True)
+            if len(token):
+                out = out.index_add(0, token, expert(x[token]) * weights[token, place, None])
+        return out.view_as(hidden_states)
+
+
+class Expert(nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.w1 = nn.Linear(width, inner, bias=False)
+        self.w2 = nn.Linear(inner, width, bias=False)
+        self.w3 = nn.Linear(width, inner, bias=False)
+
+    def forward(self, x):
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+class WorstExperts(Experts):
+    """Sends tokens to those experts that want them least."""
+
+    largest = False

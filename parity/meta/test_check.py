@@ -198,3 +198,20 @@ def test_a_test_file_is_written_for_a_layer(tmp_path):
     with pytest.raises(InputError, match="is there already"):
         new.new(f"{HERE / 'stranger.py'}:Right", LLAMA, file)
     assert new.guess("MyFastQwen3Attention") == "qwen3:Qwen3Attention"
+
+
+def moe(name: str) -> Options:
+    return replace(options(name, properties=("forward",), scenario="prefill"), against="mixtral:MixtralSparseMoeBlock")
+
+
+def test_experts_in_modules_of_their_own_hold_and_their_choices_are_judged():
+    result = check(moe("Experts"))
+    assert result.holds, said(result)
+    assert all("routing" in row["worst"] for row in result.rows)
+    assert any("above" in rule and "unstacked" in rule for rule in result.weights)
+
+
+def test_a_wrong_choice_of_experts_is_caught_though_their_values_are_right():
+    result = check(moe("WorstExperts"))
+    failed = {j["verdict"] for row in result.rows for failure in row["failures"] for j in failure["judgements"]}
+    assert "routing" in failed
