@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Protocol
@@ -16,6 +16,7 @@ from parity.check import replay, tree
 from parity.check.guest import Guest, values_of
 from parity.check.record import Call
 from parity.check.subject import Built
+from parity.check.weights import Ignored
 from parity.compare import Judgement, Quantity, Record, Unequal, judge
 from parity.scenario import DTYPES
 from parity.tiny import draw
@@ -63,7 +64,8 @@ def judge_gradients(built: Built, guest: Guest, call: Call, name: str) -> list[J
     outputs, truth = values_of(built.truth(call), "output"), built.truth(call, "gradients")
     built.warm(call, DTYPES[name])
     candidate = routing.watched(lambda: guest.gradients(call, outputs), {})
-    return _held(built, call, candidate, truth, name, "gradients")
+    ignored = {f"gradient of {rule.disk}" for rule in guest.rules if isinstance(rule, Ignored)}
+    return _held(built, call, candidate, truth, name, "gradients", ignored)
 
 
 def judge_operations(built: Built, guest: Guest, call: Call, name: str) -> list[Judgement]:
@@ -73,13 +75,21 @@ def judge_operations(built: Built, guest: Guest, call: Call, name: str) -> list[
     return judge_precision(audit(lambda: guest.replay(call, truth)), theirs, name)
 
 
-def _held(built: Built, call: Call, candidate: Record, truth: Record, name: str, measure: str) -> list[Judgement]:
+def _held(
+    built: Built,
+    call: Call,
+    candidate: Record,
+    truth: Record,
+    name: str,
+    measure: str,
+    ignored: Collection[str] = (),
+) -> list[Judgement]:
     """What the candidate has, judged; truth and reference choose experts as the candidate did."""
     dtype = DTYPES[name]
     told = routing.agreed(candidate, truth)
     if not routing.obeyed(truth, told):
         truth = _told(built, call, torch.float64, measure, told, "eager")
-    unjudged = [quantity for quantity in truth.quantities if quantity not in set(candidate.quantities)]
+    unjudged = [each for each in truth.quantities if each not in set(candidate.quantities) and each.name not in ignored]
     if measure == "gradients" and unjudged:
         raise Unequal(
             f"the candidate has no {unjudged[0]}, nor {len(unjudged) - 1} more; do its rules name every tensor?"
