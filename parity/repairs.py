@@ -105,7 +105,11 @@ def find(
     partly = None
     for repair in _repairs(weights, run, truth):
         on_try()
-        wrong = wrong_verdicts(run, repair.applied(weights), truth)
+        try:
+            repaired = repair.applied(weights)
+        except (RuntimeError, ValueError):
+            continue  # sizes that do not divide
+        wrong = wrong_verdicts(run, repaired, truth)
         if wrong is None or wrong - {"cache"} or (wrong and partly is not None):
             continue
         repair = replace(repair, whole=not wrong)

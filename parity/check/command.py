@@ -12,12 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from parity.check import session
+from parity.check.candidate import said
 from parity.check.result import Result
 from parity.check.sandbox import Gone, run
 from parity.check.session import Options
 from parity.check.subject import SubjectError
 from parity.compare import VERDICTS
-from parity.errors import InputError
+from parity.errors import BAD_INPUT, InputError
 from parity.table import as_json, check_place, write_atomically
 from reimpl.weights import WeightError
 
@@ -72,16 +73,27 @@ def checked(options: Options, console: Console | None = None) -> Result:
     with progress:
         task = progress.add_task("", total=None)
 
+        at = "its start"
+
         def tell(kind: str, value: Any) -> None:
+            nonlocal at
             if kind == "of":
                 progress.update(task, total=value)
             elif kind == "at":
+                at = value
                 progress.update(task, description=value[:60], advance=1)
 
         try:
             outcome = run(partial(session.check, options), options.limits, tell)
         except (SubjectError, WeightError) as error:
             raise InputError(str(error)) from error
+        except BAD_INPUT:
+            raise
+        except Exception as error:  # the last resort: no candidate, however odd, ends in a traceback
+            line = f"parity check {options.name} --against {options.against}"
+            raise InputError(
+                f"{at}: parity itself fails: {said(error)}; please report it with this line: {line}"
+            ) from error
     if isinstance(outcome, Gone):
         return gone(options, outcome)
     return outcome

@@ -14,7 +14,7 @@ from parity.check import guard, replay
 from parity.check.locate import locate, picture
 from parity.check.mend import mended
 from parity.check.result import Failure, Row, Where
-from parity.compare import Judgement, worst
+from parity.compare import Judgement, Unequal, worst
 from parity.mismatch import MEASURED, NAMES
 
 if TYPE_CHECKING:
@@ -98,7 +98,10 @@ def suspicion(site: Site, failure: Failure, name: str) -> str | None:
     guest, truth = site.guest(name), site.built.truth(call)
     arguments, _ = replay.arguments(call, guest.dtype)
     inputs = [*arguments, *replay.arguments(call, guest.dtype)[1].values()]
-    replayed = guest.replay(call, truth)
+    try:
+        replayed = guest.replay(call, truth)
+    except Unequal:
+        return None
     if guard.returns_input(replayed.output.values(), [each for each in inputs if isinstance(each, Tensor)]):
         return "the candidate returns its input"
 

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 def mended(site: Site, failure: Failure) -> tuple[Repair | None, int]:
     """A repair of the weights that makes the candidate right, if there is any, and how many were tried."""
-    call, *others = _first_calls(site) or site.built.calls(failure.where.scenario)
+    calls = _first_calls(site)
     guest, tried = site.guest("f64"), 0
     weights = {name: value.detach().clone() for name, value in guest.parameters.items()}
-    if not weights:
+    if not weights or not calls:
         return None, 0
+    call, *others = calls
 
     def count() -> None:
         nonlocal tried

@@ -7,7 +7,7 @@ need be known. What is recorded depends on nothing that happens later: every ten
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ class Call:
         valid_so_far: the same of all tokens up to the end of the step.
         dtypes: for a dtype that the whole model runs in, the dtypes of the call's tensors there, by their paths: some
             stay in float32. None if that is not known: all have that dtype.
+        earlier: the calls before it in its scenario.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Call:
     valid: Tensor | None = None
     valid_so_far: Tensor | None = None
     dtypes: Callable[[torch.dtype], Mapping[tree.Path, torch.dtype]] | None = None
+    earlier: Sequence[Call] = ()
 
     def __str__(self) -> str:
         return f"step {self.step} of {self.path or 'the model'}"

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -294,7 +294,7 @@ def _refused(session: Session, sites: Sequence[Site], rows: Sequence[Row]) -> st
         session.notes[f"shares {', '.join(called)} with the reference, as declared: taken as right"] = None
     if any(row.failures for row in rows):
         return None
-    return next(filter(None, map(_proves_nothing, sites)), None)
+    return next(filter(None, map(_proves_nothing, sites[:1])), None)
 
 
 def _proves_nothing(site: Site) -> str | None:
@@ -309,19 +309,43 @@ def _proves_nothing(site: Site) -> str | None:
     if guard.returns_input([value for value in truth.values if value.numel() > 1], [a.double() for a in arguments]):
         return "the reference itself returns its input here, so that nothing is proven"
 
-    def run() -> list[Tensor]:
-        replayed = guest.replay(call, truth)
-        return [*replayed.output.values(), *replayed.cache.values()]
+    unread = [name for name in list(guest.parameters)[: guard.MOST_READ] if not _reads(site, guest, name)]
+    needed = [name for name in unread if _reference_reads(site, guest, name)]
+    return f"it never reads its {', '.join(needed[:3])}, on which the reference depends" if needed else None
 
-    unread = guard.unread(guest.module, run, list(guest.parameters)[: guard.MOST_READ])
-    theirs = site.built.module(DTYPES[name])
 
-    def reference_run() -> list[Tensor]:
-        return list(replay.forward(theirs, call, DTYPES[name]).values)
+def _first_calls(site: Site) -> list[Call]:
+    """The calls of a site that begin a scenario."""
+    calls = [call for name, reason in site.scenarios.items() if reason is None for call in site.built.calls(name)]
+    return [call for call in calls if call.step == 0]
 
-    if (
-        unread
-        and len(guard.unread(theirs, reference_run, [n for n, _ in theirs.named_parameters()][: guard.MOST_READ])) == 0
-    ):
-        return f"it never reads its {', '.join(unread[:3])}, on which the reference depends"
-    return None
+
+def _reads(site: Site, guest: Guest, name: str) -> bool:
+    """Whether anything becomes another number when a parameter of the candidate holds none."""
+    return any(
+        not guard.unread(guest.module, partial(_results, site, guest, call), [name]) for call in _first_calls(site)
+    )
+
+
+def _results(site: Site, guest: Guest, call: Call) -> list[Tensor]:
+    replayed = guest.replay(call, site.built.truth(call))
+    return [*replayed.output.values(), *replayed.cache.values()]
+
+
+def _reference_reads(site: Site, guest: Guest, name: str) -> bool:
+    """Whether the reference depends on that part of its weights which becomes a parameter of the candidate."""
+    marks = {other: torch.zeros_like(value) for other, value in guest.parameters.items()}
+    marks[name] = torch.full_like(marks[name], torch.nan)
+    theirs = site.built.module(guest.dtype)
+    before = [_values(theirs, call, guest.dtype) for call in _first_calls(site)]
+    parameters = dict(theirs.named_parameters())
+    with torch.no_grad():
+        for other, mark in weights.back(marks, site.rules).items():
+            if other in parameters:
+                parameters[other].copy_(torch.where(mark.isnan(), mark, parameters[other]))
+    after = [_values(theirs, call, guest.dtype) for call in _first_calls(site)]
+    return not all(replay.same(*pair) for pairs in zip(before, after, strict=True) for pair in zip(*pairs, strict=True))
+
+
+def _values(module: nn.Module, call: Call, dtype: torch.dtype) -> list[Tensor]:
+    return list(replay.forward(module, call, dtype).values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -214,8 +214,34 @@ class Built:
             calls = [rounded(call) for call in self.recorded(scenario, torch.float32)]
             for index, call in enumerate(calls):
                 call.dtypes = partial(self._dtypes, scenario, index)
+                call.earlier = calls[:index]
+            with suppress(Exception):  # of a module that does not run in float64: its caches stay as recorded
+                self._chain(calls)
             self._calls[scenario] = calls
         return self._calls[scenario]
+
+    def _chain(self, calls: Sequence[Call]) -> None:
+        """Let every call find in its cache what the module itself left there, in float64, of the calls before it.
+
+        So whoever keeps a cache of their own has the same in it.
+        """
+        module, left = self.module(torch.float64), dict[tree.Path, Tensor]()
+        for call in calls:
+            if call.step == 0:
+                left = {}
+            held = list(tree.caches(call.given))
+            if len(held) != 1:
+                return
+            if left:
+                call.args, call.kwargs = tree.converted(call.given, partial(_from, left, held[0]))
+            args, kwargs = replay.arguments(call, torch.float64)
+            (before,) = tree.caches(tree.snapshot((args, kwargs))).values()
+            there = tree.tensors(before)
+            with torch.no_grad(), lifted():
+                module(*args, **kwargs)
+            (after,) = tree.caches((args, kwargs)).values()
+            changed = {p: t for p, t in tree.tensors(after).items() if not replay.same(t, there.get(p))}
+            left |= {path: tensor.clone() for path, tensor in changed.items()}
 
     def recorded(self, scenario: str, dtype: torch.dtype, implementation: str = "eager") -> list[Call]:
         """The calls as they were recorded in a dtype; in float64 the model runs lifted."""
@@ -279,6 +305,13 @@ class Built:
             names = [{name for name, value in each.output.items() if value.is_floating_point()} for each in runs]
             self._optionals[key] = set().union(*names) - names[0].intersection(*names)
         return self._optionals[key]
+
+
+def _from(left: Mapping[tree.Path, Tensor], cache: tree.Path, path: tree.Path, tensor: Tensor) -> Tensor:
+    """What was left in a cache, where it is of the same shape; else the tensor itself."""
+    own = left.get(path[len(cache) :]) if path[: len(cache)] == cache else None
+    fits = own is not None and own.shape == tensor.shape and tensor.is_floating_point()
+    return own.clone() if own is not None and fits else tensor.clone()
 
 
 def record(

@@ -215,3 +215,32 @@ def test_a_wrong_choice_of_experts_is_caught_though_their_values_are_right():
     result = check(moe("WorstExperts"))
     failed = {j["verdict"] for row in result.rows for failure in row["failures"] for j in failure["judgements"]}
     assert "routing" in failed
+
+
+def test_experts_that_no_token_goes_to_are_not_taken_for_unread_weights():
+    result = check(replace(moe("Experts"), scenario="single", dtypes=("f64",)))
+    assert result.holds, result.refused
+
+
+def test_an_adapter_may_keep_the_cache_to_itself():
+    place = f"{HERE / 'stranger_adapter.py'}:Remembers"
+    result = check(options("OwnSignature", adapter=place, dtypes=("f64",), mistakes=True))
+    assert result.holds, said(result)
+
+
+def test_an_adapter_that_breaks_off_in_a_later_step_ends_in_a_verdict():
+    result = check(options("OwnSignature", adapter=f"{HERE / 'stranger_adapter.py'}:Forgets", dtypes=("f64",)))
+    assert "RuntimeError: no room" in said(result)
+    assert "call 1 of decode" in said(result)
+
+
+def test_a_failure_of_our_own_is_one_paragraph(monkeypatch):
+    def broken(options: Options, send: Any) -> Result:
+        send("at", "prefill")
+        raise KeyError("lost")
+
+    monkeypatch.setattr(command.session, "check", broken)
+    with pytest.raises(
+        InputError, match=r"prefill: parity itself fails: KeyError.*please report it with this line: parity"
+    ):
+        command.checked(options("Right"))
