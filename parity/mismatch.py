@@ -23,6 +23,7 @@ from parity.sources import source_of
 from parity.trace import Divergence, locate
 from parity.watch import Name
 
+FEW = 40  # mistakes, of which trying all pairs takes some seconds
 SHOWN = 4  # names in one enumeration
 MEASURED = ("output", "cache", "gradient")  # verdicts whose error is a distance from the truth
 NAMES = {short: name for name, short in DTYPE_NAMES.items() if name != short}
@@ -79,7 +80,9 @@ class Mismatch(AssertionError):
             return diagnose_precision(self._pair, self.scenario, coarsest)
         dtypes = {judgement.dtype for judgement in self.failed} or {"f64"}
         dtype = "f64" if "f64" in dtypes else self.smallest.dtypes[0]
-        return diagnose(self._pair, self.scenario, self.prop, dtype=dtype, pair_at=self._pair_at)
+        few = len(of(self.family.model_type, self.layer.name)) <= FEW
+        depth = 2 if few and self.failed else 1  # where nothing could be judged, pairs would be tried for nothing
+        return diagnose(self._pair, self.scenario, self.prop, dtype=dtype, pair_at=self._pair_at, depth=depth)
 
     @cached_property
     def repair(self) -> Repair | None:
