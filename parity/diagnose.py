@@ -214,8 +214,11 @@ def _ours_beside(pair: Pair) -> Pair:
     return pair.beside(families.load(pair.family.model_type).layer(pair.layer.name))
 
 
-def find_repair(pair: Pair, scenario: Scenario, prop: Property) -> Repair | None:
-    """What to do to the weights of a candidate, in float64, so that it is right under a scenario and longer ones."""
+def find_repair(pair: Pair, scenario: Scenario, prop: Property, within: str = "") -> Repair | None:
+    """What to do to the weights of a candidate, in float64, so that it is right under a scenario and longer ones.
+
+    Only those of modules whose names hold `within`.
+    """
     scenarios = [replace(each, stack=1, dtypes=("f64",)) for each in tellings(scenario, pair.family)]
     drawn = {each: drawn_case(pair, each, prop, "f64") for each in dict.fromkeys([*scenarios[::-1], scenarios[0]])}
     truths = {each: run_truth(pair, case, forward) for each, case in drawn.items()}
@@ -234,7 +237,11 @@ def find_repair(pair: Pair, scenario: Scenario, prop: Property) -> Repair | None
         return None  # it breaks off, or its numbers are right
     try:
         return repairs.find(
-            weights, partial(run, first), truths[first], confirm=lambda repair: all(holds(e, repair) for e in others)
+            weights,
+            partial(run, first),
+            truths[first],
+            within=within,
+            confirm=lambda repair: all(holds(e, repair) for e in others),
         )
     finally:
         pair.forget()

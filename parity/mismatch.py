@@ -90,7 +90,8 @@ class Mismatch(AssertionError):
         causes = self.diagnosis.causes
         if not {"output", "cache"} & set(self.verdicts) or (causes and not any(cause.remedies for cause in causes)):
             return None
-        return find_repair(self._pair, self.scenario.only("f64"), self.prop)
+        owner = self.divergence.quantity.owner if self.divergence else ""
+        return find_repair(self._pair, self.scenario.only("f64"), self.prop, within=f".{owner}." if owner else "")
 
     def comes_of_the_same_as(self, other: Mismatch) -> bool:
         """Whether it is in the same family, and the mistake that explains the other explains it, too.

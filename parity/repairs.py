@@ -90,6 +90,7 @@ def find(
     run: Run,
     truth: Record,
     *,
+    within: str = "",
     confirm: Callable[[Repair], bool] = lambda repair: True,
     on_try: Callable[[], None] = lambda: None,
 ) -> Repair | None:
@@ -99,11 +100,13 @@ def find(
         weights: those that the candidate is loaded with, by its own names.
         run: what the candidate computes with given weights, in float64.
         truth: what it should compute.
+        within: what the names of the modules hold whose weights are changed, where that is known.
         confirm: whether a repair holds elsewhere, too; by default it need not.
         on_try: called before every repair that is tried.
     """
     partly = None
-    for repair in _repairs(weights, run, truth):
+    chosen = {name: tensor for name, tensor in weights.items() if within in name} or weights
+    for repair in _repairs(chosen, weights, run, truth):
         on_try()
         try:
             repaired = repair.applied(weights)
@@ -152,14 +155,14 @@ def _role(module: str) -> str:
     return re.split(r"(?:^|\.)\d+\.", module)[-1]
 
 
-def _repairs(weights: Weights, run: Run, truth: Record) -> Iterator[Repair]:
-    parts = projections(weights)
+def _repairs(chosen: Weights, weights: Weights, run: Run, truth: Record) -> Iterator[Repair]:
+    parts = projections(chosen)
     flat = [part for part in parts if len(part.shape) == 2]
-    yield from _swaps(weights)
+    yield from _swaps(chosen)
     yield from _transposes(parts)
-    yield from _offsets(weights)
+    yield from _offsets(chosen)
     yield from _packings(parts)
-    yield from _pairings(weights, flat)
+    yield from _pairings(chosen, flat)
     yield from _head_orders(flat)
     yield from _head_counts(flat)
     yield from _factors(parts, weights, run, truth)
