@@ -231,6 +231,20 @@ def functions(
     raise typer.Exit(function_run.run(names or [], examples, seed, json, console()))
 
 
+@app.command("size")
+def sizes(
+    model: Annotated[str | None, typer.Argument(help="a published model; all if left out")] = None,
+    config: Annotated[Path | None, typer.Option(help="a config.json, or its directory")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+) -> None:
+    """Parameters, FLOPs and cache of a model, from its configuration alone; cache in half precision."""
+    if model is not None and config is not None:
+        raise typer.BadParameter("MODEL and --config cannot be given together")
+    from parity import sizes as counting
+
+    raise typer.Exit(counting.run(model, config, json, console()))
+
+
 @app.command("list")
 def list_families(
     gaps: Annotated[bool, typer.Option("--gaps", help="known divergences inside the reference instead")] = False,

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from parity import family as families
-from parity import gaps
+from parity import gaps, sizes
 from parity import property as properties
 from parity.family import Layer
 from parity.function import functions
 from parity.listing import covered
+from parity.published import MODELS
 
 README = Path(__file__).parents[1] / "README.md"
 MISTAKES = README.parent / "fixtures" / "mistakes.json"
@@ -42,6 +43,13 @@ def beside_layers() -> str:
     """A row per function that is no layer: what holds, and against what."""
     rows = ["| function | ours | reference | what is held |", "|---|---|---|---|"]
     rows += [f"| {each.name} | `{each.ours}` | {each.reference} | {each.sentence} |" for each in functions().values()]
+    return "\n".join(rows)
+
+
+def published() -> str:
+    """A row per published model: how large it is."""
+    rows = [f"| {' | '.join(sizes.COLUMNS)} |", "|---|---:|---:|---:|---:|"]
+    rows += [f"| {name} | {' | '.join(sizes.cells(sizes.of(fields)))} |" for name, fields in MODELS.items()]
     return "\n".join(rows)
 
 
@@ -83,6 +91,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "coverage": coverage,
         "functions": beside_layers,
+        "sizes": published,
         "properties": sentences,
         "gaps": contradictions,
         "mistakes": found_mistakes,
