@@ -143,7 +143,7 @@ class Layer:
     fewest: int = 1
     most: int | None = None
     trains: bool = True
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return self.name

@@ -37,6 +37,7 @@ def bench(
         list[str] | None, typer.Option(help="only this family (repeat); for the harness, else llama")
     ] = None,
     layer: Annotated[list[str] | None, typer.Option(help="of our layers only this one (repeat)")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="of our layers only in float32, or in bfloat16")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="our layers roughly: fewer repeats, no long prefill")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the bars here as JSON")] = None,
 ) -> None:
@@ -46,7 +47,7 @@ def bench(
     screen = console()
     screen.print(f"{processor()}, torch {torch.__version__}, one thread", highlight=False)
     bars = [] if part is Part.LAYERS else _harness(screen, model or ["llama"])
-    results = [] if part is Part.HARNESS else list(_layers(screen, model or [], layer or [], quick))
+    results = [] if part is Part.HARNESS else list(_layers(screen, model or [], layer or [], dtype or [], quick))
     bars += [bar for result in results for bar in result.bars()]
     failing = [bar for bar in bars if not bar.holds]
     _print_bars(screen, failing)
@@ -70,11 +71,11 @@ def _harness(screen: Console, models: list[str]) -> list[Bar]:
     return bars
 
 
-def _layers(screen: Console, models: list[str], layers: list[str], quick: bool) -> Iterator[Result]:
+def _layers(screen: Console, models: list[str], layers: list[str], dtypes: list[str], quick: bool) -> Iterator[Result]:
     """Print a line as soon as it is measured, since all of them take long."""
     from parity.bench import layers as contests
 
-    rows = contests.rows(models, layers, ("f32", "bf16"), quick)
+    rows = contests.rows(models, layers, dtypes, quick)
     screen.print(contests.HEADER, highlight=False)
     for number, result in enumerate(contests.measure(rows, quick), 1):
         screen.print(f"{number:3}/{len(rows)}  {result.line}", highlight=False)

@@ -12,6 +12,9 @@ from typing import Any
 WORTH_TIMING = 2e-3
 """Seconds; what takes less is called several times between two looks at the clock."""
 
+WARM = 0.5
+"""Seconds."""
+
 Call = Callable[[], Any]
 
 
@@ -50,8 +53,14 @@ def ratios(seconds: dict[str, list[float]], ours: str) -> dict[str, float]:
 
 def _calls(contestants: Sequence[Contestant]) -> int:
     """How often to call in a row. The first calls of each also warm it up."""
-    fastest = min(min(_seconds(each.prepare(), 1) for _ in range(2)) for each in contestants)
+    fastest = min(_warm(each) for each in contestants)
     return max(1, min(math.ceil(WORTH_TIMING / fastest), *(each.most for each in contestants)))
+
+
+def _warm(contestant: Contestant) -> float:
+    """Seconds of a call after the first; of what takes long, the first is warm for most of its time."""
+    first = _seconds(contestant.prepare(), 1)
+    return first if first >= WARM else min(first, _seconds(contestant.prepare(), 1))
 
 
 def _seconds(call: Call, calls: int) -> float:

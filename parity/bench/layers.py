@@ -23,11 +23,12 @@ from parity.bench.bars import Bar
 from parity.bench.contest import contest, ratios
 from parity.bench.memory import extra_memory
 from parity.family import Family, FamilyError, Kind, Layer
-from parity.scenario import DTYPES
+from parity.scenario import DTYPE_NAMES, DTYPES, ScenarioError
 
 REPEATS, QUICK = (7, 21), (3, 7)
 """How often to measure, and how often if that falls short of a bar."""
 
+MEASURED = ("f32", "bf16")
 EAGER, SDPA = "eager", "sdpa"
 PARITY = 1 / 1.05
 """No layer may take 5 % longer than the faster implementation of the reference."""
@@ -167,12 +168,16 @@ GOALS = (
 )
 
 
-def rows(models: Sequence[str], layers: Sequence[str], dtypes: Sequence[str], quick: bool = False) -> list[Row]:
+def rows(models: Sequence[str], layers: Sequence[str], dtypes: Sequence[str] = (), quick: bool = False) -> list[Row]:
     """Every layer below the whole models, with all its work; where it is to be quick, without the long prefill.
 
     Raises:
         FamilyError: for a model that is not known, or where no layer has one of the names.
+        ScenarioError: for a dtype in which layers are not measured.
     """
+    if others := [name for name in dtypes if DTYPE_NAMES.get(name) not in MEASURED]:
+        raise ScenarioError(f"layers are measured in float32 and bfloat16, not in {', '.join(others)}")
+    measured = tuple(dict.fromkeys(DTYPE_NAMES[name] for name in dtypes)) or MEASURED
     chosen = [families.load(model) for model in models or families.names()]
     if missing := set(layers) - {name for family in chosen for each in family.layers for name in _names(each)}:
         raise FamilyError(f"no family has a layer {', '.join(map(repr, sorted(missing)))}; see `parity list`")
@@ -181,7 +186,7 @@ def rows(models: Sequence[str], layers: Sequence[str], dtypes: Sequence[str], qu
         for family in chosen
         for layer in family.layers
         if not layers or set(_names(layer)) & set(layers)
-        for dtype in dtypes
+        for dtype in measured
         for row in _rows(family, layer, dtype)
         if not (quick and row.work == PREFILLS[-1])
     ]

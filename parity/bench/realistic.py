@@ -34,9 +34,9 @@ GROUPED: Sizes = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "intermediate_size": 2816,
+    "intermediate_size": 4096,
 }
-"""As in models of some hundred millions of parameters, where a long cache costs more than the projections do."""
+"""Llama-3.2-1B, half as wide: its heads and its groups of four, but half as many."""
 
 EXPERTS: Sizes = {
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 512),

@@ -14,6 +14,7 @@ from parity.bench.bars import Bar
 from parity.bench.contest import Contestant, contest, ratios
 from parity.bench.memory import extra_memory
 from parity.family import FamilyError, Kind
+from parity.scenario import ScenarioError
 
 
 def test_a_contest_tells_how_many_times_as_long_the_others_take() -> None:
@@ -46,6 +47,11 @@ def test_every_layer_below_the_whole_models_has_rows(model: str) -> None:
 def test_an_unknown_layer_is_refused() -> None:
     with pytest.raises(FamilyError, match="no family has a layer 'attentoin'"):
         layers.rows([], ["attentoin"], ["f32"])
+
+
+def test_a_dtype_without_measures_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="not in float64"):
+        layers.rows(["llama"], ["norm"], ["float32", "float64"])
 
 
 def result(ratio: float) -> layers.Result:
