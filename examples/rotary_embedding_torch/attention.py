@@ -47,6 +47,6 @@ class Attention(nn.Module):
 
 
 def call(module: nn.Module, recorded: Any) -> Any:
-    """The way from what Llama's attention is called with to what this one is."""
-    past = recorded.past
-    return module(recorded.x, recorded.may_attend, past[0] if past else None)
+    """The way from what Llama's attention is called with to what this one is; its cache keeps pairs of its own."""
+    output, recorded.state["past"] = module(recorded.x, recorded.may_attend, recorded.state.get("past"))
+    return output, None

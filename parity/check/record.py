@@ -32,6 +32,8 @@ class Call:
         valid_so_far: the same of all tokens up to the end of the step.
         dtypes: for a dtype that the whole model runs in, the dtypes of the call's tensors there, by their paths: some
             stay in float32. None if that is not known: all have that dtype.
+        tables: for such a dtype, what the model computes there of positions alone, by path: rotary tables and the like.
+            They are no inputs to be rounded, as a candidate may compute them for itself.
         earlier: the calls before it in its scenario.
     """
 
@@ -46,6 +48,7 @@ class Call:
     valid: Tensor | None = None
     valid_so_far: Tensor | None = None
     dtypes: Callable[[torch.dtype], Mapping[tree.Path, torch.dtype]] | None = None
+    tables: Callable[[torch.dtype], Mapping[tree.Path, Tensor]] | None = None
     earlier: Sequence[Call] = ()
 
     def __str__(self) -> str:
@@ -110,6 +113,16 @@ class Recorder:
             call.args_after, call.kwargs_after, call.output = tree.snapshot((args, kwargs, output))
 
         return hook
+
+
+TABLES = {"position_embeddings", "rotary_pos_emb", "cos", "sin", "alibi"}
+"""What arguments are called that a model computes of positions alone."""
+
+
+def tables_of(call: Call) -> dict[tree.Path, Tensor]:
+    """The tables that a call is given, by their paths."""
+    names = {(0, index): name for index, name in enumerate(call.names)} | {(1, name): name for name in call.kwargs}
+    return {path: each for path, each in tree.tensors(call.given).items() if names.get(path[:2]) in TABLES}
 
 
 def parameter_names(module: nn.Module) -> tuple[str, ...]:

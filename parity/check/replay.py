@@ -42,8 +42,11 @@ def arguments(call: Call, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str
     What excludes by the lowest number of one dtype does so in the other.
     """
     dtypes = {} if call.dtypes is None else call.dtypes(dtype)
+    tables = {} if call.tables is None else call.tables(dtype)
 
     def cast(path: tree.Path, tensor: Tensor) -> Tensor:
+        if path in tables and tables[path].shape == tensor.shape:
+            return tables[path].clone()
         if not tensor.is_floating_point():
             return tensor.clone()
         wanted = dtypes.get(path, dtype)

@@ -146,10 +146,15 @@ class Site:
         raise reason or WeightError("the reference has no weights")
 
     def guest(self, name: str) -> Guest:
-        """The candidate in a dtype: parameters in that of the reference's of the same name, buffers as they are."""
+        """The candidate in a dtype: parameters in that of the reference's of the same name.
+
+        Buffers stay as they are, but in float64, where a table that is written in float32 would lose what it is for.
+        """
         dtype = DTYPES[name]
         if dtype not in self._guests:
             module = copy.deepcopy(self.module)
+            if name == "f64":
+                module.double()
             kept = {key: value.dtype for key, value in self.built.module(dtype).named_parameters()}
             for key, parameter in module.named_parameters():
                 if parameter.is_floating_point():

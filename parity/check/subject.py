@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from parity import routing
 from parity.check import drive, replay, tree
-from parity.check.record import Call, Recorder, rounded
+from parity.check.record import Call, Recorder, rounded, tables_of
 from parity.compare import Record
 from parity.errors import InputError
 from parity.oracle import lifted
@@ -214,6 +214,7 @@ class Built:
             calls = [rounded(call) for call in self.recorded(scenario, torch.float32)]
             for index, call in enumerate(calls):
                 call.dtypes = partial(self._dtypes, scenario, index)
+                call.tables = partial(self._tables, scenario, index)
                 call.earlier = calls[:index]
             with suppress(Exception):  # of a module that does not run in float64: its caches stay as recorded
                 self._chain(calls)
@@ -257,6 +258,14 @@ class Built:
         except drive.Undriven:
             return {}
         return tree.dtypes(calls[index].given) if index < len(calls) else {}
+
+    def _tables(self, scenario: str, index: int, dtype: torch.dtype) -> Mapping[tree.Path, Tensor]:
+        """What the whole model computes of positions alone for a call, where it runs in `dtype`."""
+        try:
+            calls = self.recorded(scenario, dtype)
+        except drive.Undriven:
+            return {}
+        return tables_of(calls[index]) if index < len(calls) else {}
 
     def truth(self, call: Call, measure: str = "forward") -> Record:
         """What the unmodified reference computes of a call in float64, lifted, and what its routers choose."""
