@@ -61,6 +61,22 @@ class Candidate:
         window = self.layer.window(self.config)
         return GrowingCache() if window is None else SlidingCache(window)
 
+    def tokens_in(self, cache: Cache) -> int:
+        """How many tokens a cache has seen."""
+        return cache.length
+
+    def crop(self, cache: Cache, tokens: int) -> None:
+        """Take the last tokens from a cache."""
+        cache.crop(cache.length - tokens)
+
+    def reorder(self, cache: Cache, index: Tensor) -> None:
+        """Row i of a cache continues what row index[i] was."""
+        cache.reorder(index)
+
+    def reset(self, cache: Cache) -> None:
+        """Let a cache forget everything."""
+        cache.reset()
+
     def rotary_modules(self) -> list[nn.Module]:
         """The modules that make rotary tables, which may remember how far they have been asked."""
         return [module for module in self.module.modules() if "Rotary" in type(module).__name__]

@@ -63,6 +63,10 @@ class Mismatch(AssertionError):
     @cached_property
     def divergence(self) -> Divergence | None:
         """Where the two sides first part, as far as it is known: from a run in float64 or from what was judged."""
+        if not self.prop.located:
+            if isinstance(self.failure, str):
+                return Divergence(Name(self.prop.name), self.failure)
+            return next((_told(failed) for failed in self.failed), None)
         backward = "gradient" in self.verdicts or isinstance(self.failure, str)
         located = (locate(self._pair, case, backward) for case in self._cases())
         return next(filter(None, located), None) or next(map(_remark, self._remarkable), None)
@@ -228,6 +232,12 @@ def _size(failed: Judgement) -> str:
         return f"{failed.error:g}, and none is allowed ({failed.quantity})"
     times = f"{failed.ratio:.0e} times the allowance of {failed.allowed:.0e}"
     return f"{failed.error:.2g} relative, {times} ({failed.quantity}, {NAMES[failed.dtype]})"
+
+
+def _told(failed: Judgement) -> Divergence:
+    """Where a property whose quantities are named for the place says that the sides part."""
+    quantity = Name(failed.quantity.name)
+    return Divergence(quantity, f"first departs at {failed.quantity}")
 
 
 def _remark(failed: Judgement) -> Divergence:

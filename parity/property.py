@@ -30,6 +30,7 @@ class Property:
         judge: judges the candidate of a pair under a scenario.
         dtypes: the dtypes in which the property is stated.
         case: makes the tensors of a scenario, where those of the scenario alone are not what is judged.
+        located: whether one run of a case can show where the sides part; else the first quantity that fails says so.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Property:
     judge: Callable[[Pair, Scenario], list[Judgement]]
     dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
     case: Callable[[Pair, Scenario], Case] = Pair.case
+    located: bool = True
 
     def stated_in(self, layer: Layer) -> tuple[str, ...]:
         """The dtypes in which it says something about a layer."""

@@ -236,6 +236,23 @@ class Reference:
         only = None if self.layer.kind is Kind.MODEL else self.layer.index
         return state_contents(cache, self.layer.states, only)
 
+    def tokens_in(self, cache: Any) -> int:
+        """How many tokens a cache has seen."""
+        return cache.get_seq_length()
+
+    def crop(self, cache: Any, tokens: int) -> None:
+        """Take the last tokens from a cache."""
+        if tokens:
+            cache.crop(-tokens)
+
+    def reorder(self, cache: Any, index: Tensor) -> None:
+        """Row i of a cache continues what row index[i] was."""
+        cache.reorder_cache(index)
+
+    def reset(self, cache: Any) -> None:
+        """Let a cache forget everything."""
+        cache.reset()
+
     def rotary_modules(self) -> list[nn.Module]:
         """The modules that make rotary tables, which may remember how far they have been asked."""
         found = [module for module in self.module.modules() if "Rotary" in type(module).__name__]

@@ -39,12 +39,15 @@ LATENT = those(LatentAttention)
 NORMED_HEADS = those(Qwen3Attention)
 HEADS = tuple(name for name in those(MultiHead) if families.load(name).library == "transformers")
 """Not torch's: it forms scores within a kernel, where no report can point at them."""
-RMS = those("norm")
+RMS = tuple(name for name in those("norm") if families.load(name).layer("norm").reference.endswith("RMSNorm"))
 GATED = those(GatedFeedForward)
 DECODERS = those(Decoder)
-LANGUAGE_MODELS = those(CausalLM)
+LANGUAGE_MODELS = tuple(name for name in those(CausalLM) if "attend" in axes_of(name))
+"""Those that generate text and attend to what they have seen; states that are no keys have mistakes of their own."""
 PACKING = tuple(name for name in LANGUAGE_MODELS if families.load(name).layer("model").packs)
 POSITIONED = tuple(name for name in LANGUAGE_MODELS if name in ROTARY or families.load(name).positions is not None)
+UNROUTED = tuple(name for name in LANGUAGE_MODELS if not families.load(name).layer("model").routes)
+LEARNED = tuple(name for name in POSITIONED if name not in ROTARY)
 WINDOWED = _both(those("window"), DECODERS)
 LAYERED_WINDOWS = those("first_window")
 
@@ -53,6 +56,8 @@ RENORMALISING = tuple(name for name in SOFTMAX_ROUTED if "norm" not in axes_of(n
 """Routers whose weights always sum to 1; those of the others do where the configuration says so."""
 SOMETIMES_RENORMALISING = tuple(name for name in SOFTMAX_ROUTED if name not in RENORMALISING)
 BALANCED = tuple(name for name in SOFTMAX_ROUTED if reference.balance_loss(name) is not None)
+JITTERED = those("jitter")
+ALIBI = tuple(name for name in LANGUAGE_MODELS if families.load(name).alibi is not None)
 GPT2, BERT, LLAMA = ("gpt2",), ("bert",), ("llama",)
 
 ATTENDING = ("attention", "block", "decoder_block", "model", "decoder_model")
