@@ -238,7 +238,7 @@ class Reference:
 
     def tokens_in(self, cache: Any) -> int:
         """How many tokens a cache has seen."""
-        return cache.get_seq_length()
+        return cache.get_seq_length(self.layer.index)
 
     def crop(self, cache: Any, tokens: int) -> None:
         """Take the last tokens from a cache."""

@@ -34,10 +34,11 @@ each_mistake = pytest.mark.parametrize("mistake", CATALOGUE, ids=str)
 
 
 def places(mistake: Mistake) -> Iterator[tuple[Family, Layer]]:
-    """The families that can make a mistake, each with the lowest layer in which it can."""
-    for model_type, layers in mistake.where.items():
-        family = families.load(model_type)
-        yield family, family.layer(layers[0])
+    """Of each place one family, from mistake to mistake another, with the lowest layer that can make it."""
+    turn = CATALOGUE.index(mistake)
+    for place in mistake.places:
+        family = families.load(place.families[turn % len(place.families)])
+        yield family, family.layer(mistake.where[family.model_type][0])
 
 
 def scenario_of(mistake: Mistake, line: str) -> Scenario:

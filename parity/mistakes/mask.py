@@ -31,9 +31,11 @@ from parity.mistakes.seams import (
     masking_with_cache,
     remasked,
     several,
+    wrapped,
 )
 from reimpl import attention, bert, decoder
 from reimpl.attention import MultiHead
+from reimpl.bert import BertEncoder
 from reimpl.decoder import decoder_mask
 from reimpl.mask import CAUSAL, causal
 
@@ -208,7 +210,7 @@ MISTAKES = (
     ),
     Mistake(
         "lets no token of an encoder see those after it",
-        exchanged(bert, "bidirectional", lambda valid, length: CAUSAL),
+        wrapped(BertEncoder, "forward", lambda encode: lambda self, x, mask, *rest: encode(self, x, CAUSAL, *rest)),
         (Place(BERT, ENCODER, "b1 s3", "b1 s1"),),
         WEIGHTS,
         "more than one token",

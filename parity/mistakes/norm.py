@@ -195,7 +195,7 @@ MISTAKES = (
     Mistake(
         "swaps the gains of the two norms of a layer",
         several(swapped("input_layernorm", "post_attention_layernorm"), swapped("ln_1", "ln_2")),
-        (Place((*RMS, *GPT2), BLOCKS, "b1 s2"),),
+        (Place((*PRE_NORM, *GPT2), BLOCKS, "b1 s2"),),
         PARTS,
         "any input, where the two have different gains",
         remedy="one, other = 'input_layernorm.weight', 'post_attention_layernorm.weight'; "
