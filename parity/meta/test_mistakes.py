@@ -183,7 +183,7 @@ def test_nothing_is_blamed_in_a_candidate_that_computes_everything(family: Famil
     def transposed(output: Any) -> Any:
         return lambda self, returned: {name: value.mT for name, value in output(self, returned).items()}
 
-    line = " ".join(["b2 s3 f64", *["left0,1"] * layer.masks, *["m3"] * layer.must_remember])
+    line = " ".join(["b2 s3 f64", *["left0,1"] * (layer.kind.attends and layer.masks), *["m3"] * layer.must_remember])
     with planted(wrapped(Candidate, "output", transposed)):
         with pytest.raises(Mismatch) as raised:
             check(FORWARD, family, layer, parse_scenario(line))
