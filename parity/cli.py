@@ -84,6 +84,7 @@ def check(
     mistakes: Annotated[bool, typer.Option("--mistakes", help="also make mistakes in it: which are caught?")] = False,
     swap: Annotated[bool, typer.Option("--swap", help="also put it into a live tiny model of the reference")] = False,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page about the results here, with pictures")] = None,
     card: Annotated[Path | None, typer.Option(help="write a card for a pull request here, as Markdown")] = None,
     write_weights: Annotated[Path | None, typer.Option(help="write the rules of the weights here as TOML")] = None,
 ) -> None:
@@ -113,7 +114,7 @@ def check(
         swap,
         mistakes,
     )
-    raise typer.Exit(command.command(options, command.Files(json, write_weights, card), console()))
+    raise typer.Exit(command.command(options, command.Files(json, write_weights, card, html), console()))
 
 
 @app.command()

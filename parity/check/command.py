@@ -30,6 +30,7 @@ class Files:
     json: Path | None = None
     rules: Path | None = None
     card: Path | None = None
+    html: Path | None = None
 
 
 def command(options: Options, files: Files, console: Console) -> int:
@@ -39,7 +40,7 @@ def command(options: Options, files: Files, console: Console) -> int:
         InputError: for a candidate, a reference or rules that are not there, or cannot be built.
         ReportError: if something cannot be written.
     """
-    for path in (files.json, files.rules, files.card):
+    for path in (files.json, files.rules, files.card, files.html):
         if path is not None:
             check_place(path)
     result = checked(options, console)
@@ -49,6 +50,11 @@ def command(options: Options, files: Files, console: Console) -> int:
         console.print(f"rules of the weights: {files.rules}", highlight=False)
     if files.json is not None:
         write_atomically(files.json, as_json(result.plain()))
+    if files.html is not None:
+        from parity.report.of_check import page_of_check
+        from parity.report.page import render
+
+        write_atomically(files.html, render(page_of_check(result.plain(), verdict(result))))
     if files.card is not None:
         from parity.check.card import card
 

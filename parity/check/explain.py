@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from parity import reference
 from parity.check import guard, replay
-from parity.check.locate import locate, picture
+from parity.check.locate import Located, locate, look
 from parity.check.mend import mended
 from parity.check.result import Failure, Row, Where
 from parity.compare import Judgement, Unequal, worst
@@ -35,13 +36,16 @@ def explained(sites: Sequence[Site], rows: Sequence[Row]) -> list[dict[str, Any]
             failure = row.failures[0]
             site = of_number[failure.where.number]
             live = row.prop.startswith("swap")
-            words, shown = ([], {}) if live else picture(site, failure)
+            words, shown = ([], []) if live else look(site, failure)
+            located = None if live else locate(site, failure)
             found[row.prop] = {
                 "property": row.prop,
                 "dtype": NAMES[row.dtype],
                 "headline": _headline(site, failure),
-                "lines": [list(line) for line in _lines(site, row, failure, rows, words)],
-                "picture": shown,
+                "lines": [list(line) for line in _lines(site, row, failure, rows, words, located)],
+                "pictures": [asdict(each) for each in shown],
+                "course": [] if located is None else located.course,
+                "first": None if located is None else located.first,
             }
     return list(found.values())
 
@@ -53,7 +57,7 @@ def _headline(site: Site, failure: Failure) -> str:
 
 
 def _lines(
-    site: Site, row: Row, failure: Failure, rows: Sequence[Row], words: Sequence[str]
+    site: Site, row: Row, failure: Failure, rows: Sequence[Row], words: Sequence[str], located: Located | None
 ) -> Iterator[tuple[str, str]]:
     measured = [judgement for judgement in failure.failed if judgement.quantity.verdict in MEASURED]
     largest = worst(measured)
@@ -65,8 +69,8 @@ def _lines(
     live = row.prop.startswith("swap")
     if failure.said is None and not live and (shown := suspicion(site, failure, row.dtype)):
         yield "what", shown
-    if not live and (where := locate(site, failure)):
-        yield "where", where
+    if located is not None:
+        yield "where", located.sentence
     if largest is not None and math.isinf(largest.error):
         yield "what", f"{largest.quantity} is not finite, where the reference is"
     elif largest is not None:
