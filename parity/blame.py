@@ -88,6 +88,7 @@ class Chain:
         """A clause about some quantities; the owner is left out where it is that of the one already named."""
         owner = self.names[near].owner
         names = [self.names[i].name if self.names[i].owner == owner else str(self.names[i]) for i in indices]
+        names = list(dict.fromkeys(names))  # every expert has one of the same name
         if len(names) > SHOWN:
             names[SHOWN:] = [f"{len(names) - SHOWN} more"]
         if names:

@@ -88,8 +88,11 @@ class Diagnosis:
 
     def __str__(self) -> str:
         if not self.causes:
-            tried = f"none of the {self.tried} mistakes and pairs of them that were tried explains it"
-            return f"unknown: {tried if self.tried else 'no known mistake could be tried'}"
+            if self.tried:
+                return f"unknown: none of the {self.tried} mistakes and pairs of them that were tried explains it"
+            if self.scenarios:
+                return "unknown: no known mistake could be tried"
+            return "unknown: our own layer computes the same, so there is none to make known mistakes in"
         first, *others = map(str, self.causes)
         same = f"; or, which is the same here: {'; '.join(others)}" if others else ""
         return f"{first}   (explains the whole difference){same}"

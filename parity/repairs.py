@@ -110,8 +110,8 @@ def find(
         on_try()
         try:
             repaired = repair.applied(weights)
-        except (RuntimeError, ValueError):
-            continue  # sizes that do not divide
+        except (RuntimeError, ValueError, LookupError):
+            continue  # sizes that do not divide, or a counterpart that there is not
         wrong = wrong_verdicts(run, repaired, truth)
         if wrong is None or wrong - {"cache"} or (wrong and partly is not None):
             continue

@@ -56,6 +56,8 @@ def result_of(tally: Tally, verdict: str) -> str | None:
     """What came out of a row for one verdict; None if it says nothing of it."""
     if tally.mismatch is not None and (verdict in tally.mismatch.verdicts or not tally.mismatch.verdicts):
         return "fails"
+    if verdict in tally.worst and not tally.worst[verdict].holds:
+        return "fails"  # in another scenario than the smallest
     if any(verdict in known.verdicts or not known.verdicts for known in tally.gaps.values()):
         return "gap"
     return "holds" if verdict in tally.worst else None
