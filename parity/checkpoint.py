@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -148,7 +148,12 @@ class Departure(Mismatch):
     def _where(self) -> str:
         return super()._where() if self.failed else "unknown: the two sides cannot be held against each other"
 
-    def _again(self) -> str:
+    def _cause(self) -> Iterator[tuple[str, str]]:
+        """Nothing: mistakes are told by scenarios in which they show, and the weights of a checkpoint are not drawn."""
+        return iter(())
+
+    @property
+    def again(self) -> str:
         return self._command
 
 

@@ -111,6 +111,7 @@ class Layer:
         packs: whether positions that begin anew separate documents, where no mask says so.
         generates: whether it continues a text, token by token.
         routes: whether it sends tokens to experts.
+        apart: whether the reference's does more inside a model than by itself, as one that adds the residual, too.
         states: what is carried from chunk to chunk in place of keys and values, where it is a recurrence: a name for
             each tensor, in the order in which the reference has them; empty for those that this layer leaves alone.
         fewest: how many tokens the reference takes at once, at least, where it carries a state.
@@ -139,6 +140,7 @@ class Layer:
     packs: bool = True
     generates: bool = False
     routes: bool = False
+    apart: bool = False
     states: tuple[str, ...] = ()
     fewest: int = 1
     most: int | None = None

@@ -171,11 +171,14 @@ class Mismatch(AssertionError):
             yield "outputs", ", ".join(self.patterns)
         if others := _others(measured, largest):
             yield "also", _few(others)
+        yield from self._cause()
+        yield "smallest", as_call(self.smallest)
+        yield "again", self.again
+
+    def _cause(self) -> Iterator[tuple[str, str]]:
         yield "cause", str(self.diagnosis)
         if self.repair is not None:
             yield "fix", str(self.repair)
-        yield "smallest", as_call(self.smallest)
-        yield "again", self.again
 
     def _where(self) -> str:
         known = [self.divergence, *map(_remark, self._remarkable)]

@@ -247,7 +247,8 @@ def part_at(family: Family, path: str) -> Layer | None:
     """The layer of the family that stands at a path inside the whole model, if it makes hidden states of all tokens."""
     for layer in family.layers:
         anywhere = re.sub(r"\\\.\d+(?=\\\.)", r"\\.\\d+", re.escape(layer.at))
-        if (layer.kind.attends or layer.kind is Kind.EMBEDDINGS) and layer.at and re.fullmatch(anywhere, f"{path}."):
+        formed = (layer.kind.attends or layer.kind is Kind.EMBEDDINGS) and not layer.apart
+        if formed and layer.at and re.fullmatch(anywhere, f"{path}."):
             return layer
     return None
 

@@ -60,6 +60,7 @@ FAMILY = Family(
             at="transformer.h.0.self_attention.",
             axes=ATTENTION,
             scales=(1.0, 1e-3),
+            apart=True,  # its part of a model adds the residual to what it returns
         ),
         Layer("block", Kind.ATTENTION, "BloomBlock", bloom.BloomBlock, at="transformer.h.0.", axes=BLOCK),
         Layer(
