@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from parity.tiny import draw
-from parity.tiny.initialise import BIAS, CORRECTION_BIAS, GAIN, QUERY_OR_KEY, ROUTER, SHARPENED, Distribution
+from parity.tiny.initialise import BIAS, GAIN, QUERY_OR_KEY, ROUTER, SHARPENED, Distribution
 
 ZERO_GAIN = Distribution(0.0, 0.5, -0.9, 0.9)
 """Of a norm that multiplies by 1 + weight."""
 LEARNT_SCALE = 0.25
 """How far a parameter moves whose own start matters: decay rates, time steps, temperatures."""
+CORRECTION_BIAS = Distribution(-1.2, 0.4)
+"""DeepSeek's. A tiny model has few experts, so that nearly all biased scores must be negative for a 0 to win."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
