@@ -16,8 +16,8 @@ Found with litgpt 0.5.13 and transformers 5.24.0:
 
 * The first three hold, in all dtypes.
 * The norms of the latents take the configuration's `norm_eps`, where the reference takes 1e-6, as the code does that
-  DeepSeek-V3 was published with; no difference for checkpoints whose `rms_norm_eps` is 1e-6. In bfloat16 it is too small
-  to be seen. It has no biases of q_a, kv_a and o alone, hence `--point 0`.
+  DeepSeek-V3 was published with; no difference for checkpoints whose `rms_norm_eps` is 1e-6. In bfloat16 it is too
+  small to be seen. It has no biases of q_a, kv_a and o alone, hence `--point 0`.
 * The router fills the groups that are left out with 0 instead of minus infinity, so that their experts win where all
   others have a negative score: transformers did so before 5.6 (transformers#45440). The routing verdict fails.
 """
