@@ -186,7 +186,8 @@ def _by_token(
         if quantity.verdict == "output":
             target, valid = truth.values[index].double(), truth.valid[index]
             runs = torch.stack([run.values[index].double() for run in (candidate, *references)])
-            errors = (runs - target).norm(dim=-1) / target.norm(dim=-1)
+            distances = (runs - target).norm(dim=-1)
+            errors = torch.where(distances == 0, 0.0, distances / target.norm(dim=-1))  # a token may come out as zero
             errors = errors if valid is None else errors.where(valid.squeeze(-1), 0.0)
             ours, *yards = errors.nan_to_num(nan=torch.inf).flatten(1).amax(dim=1).tolist()
             allowed = RMS_FACTOR * max(floor, *yards, 0.0)

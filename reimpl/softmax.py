@@ -7,6 +7,8 @@ log-sum-exp -inf, of which the gradient is 0; torch's own gives NaN for the firs
 float32.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,11 +16,28 @@ from torch import Tensor
 from reimpl.precision import wide
 
 
+class _Softmax(torch.autograd.Function):
+    """With the gradient p (g - sum_j p_j g_j): through each operation by itself it would be rounded twice as often."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        powers = (x - _largest(x, dim)).exp()
+        total = powers.sum(dim, keepdim=True)
+        weights = powers / total.masked_fill(total == 0, 1)
+        ctx.save_for_backward(weights)
+        ctx.dim = dim
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        gradient = gradients[0]
+        return weights * (gradient - (weights * gradient).sum(ctx.dim, keepdim=True)), None
+
+
 def safe_softmax(x: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """e^x over its sum along `dim`; 0 where all of a row is masked."""
-    powers = (x.to(wide(x)) - _largest(x, dim)).exp()
-    total = powers.sum(dim, keepdim=True)
-    return (powers / total.masked_fill(total == 0, 1)).to(x.dtype)
+    return _Softmax.apply(x.to(wide(x)), dim).to(x.dtype)
 
 
 def log_sum_exp(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:

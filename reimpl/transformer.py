@@ -7,10 +7,10 @@ Parameters carry the names that they have in torch.nn. Inputs are batch first.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,9 @@ from reimpl.config import Config, between, divides, known_activation
 from reimpl.feedforward import activation
 from reimpl.mask import Mask, MemoryMask
 from reimpl.norm import LayerNorm
+
+SourceMask: TypeAlias = Bool[Tensor, "#batch #heads source source"] | None
+"""Which tokens of the source see which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +258,7 @@ class Transformer(nn.Module):
         self,
         source: Float[Tensor, "batch source size"],
         target: Float[Tensor, "batch seq size"],
-        source_mask: Mask = None,
+        source_mask: SourceMask = None,
         mask: Mask = None,
         memory_mask: MemoryMask = None,
         cache: Cache | None = None,

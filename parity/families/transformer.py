@@ -100,7 +100,7 @@ class FromSource(nn.Module):
         memory_mask: MemoryMask = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        seen = None if memory_mask is None else memory_mask[:, :, :1]
+        seen = None if memory_mask is None else memory_mask[:, :, :1].expand(-1, -1, memory.shape[1], -1)
         return self.run(memory, x, seen, mask, memory_mask, cache)
 
 

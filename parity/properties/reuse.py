@@ -147,8 +147,8 @@ def applies(family: Family, layer: Layer) -> bool:
     """The lowest layer with a cache, and a whole model; between the two nothing is done to one."""
     if "attend" not in layer.axes or not layer.causal or layer.routes or layer.generates:
         return False
-    lowest = next(each for each in family.layers if each.kind is Kind.ATTENTION and each.causal)
-    return layer.name == lowest.name or layer.kind is Kind.MODEL
+    lowest = next((each for each in family.layers if each.kind is Kind.ATTENTION and each.causal and each.caches), None)
+    return layer.caches and (layer is lowest or layer.kind is Kind.MODEL)
 
 
 PROPERTY = Property(
