@@ -31,15 +31,16 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(self.heads * dim, config.hidden_size, bias=False)
-        self.rotary = RotaryEmbedding(dim, theta=config.rope_parameters["rope_theta"])
+        # In a list, so that its frequencies, which the package keeps as a parameter, are none of this module's weights.
+        self.rotary = [RotaryEmbedding(dim, theta=config.rope_parameters["rope_theta"]).double()]
 
     def forward(self, x: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None = None) -> Any:
         q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k = self.k_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         seen = 0 if past is None else past[0].shape[2]
-        q = self.rotary.rotate_queries_or_keys(q, offset=seen)
-        k = self.rotary.rotate_queries_or_keys(k, offset=seen)
+        q = self.rotary[0].rotate_queries_or_keys(q, offset=seen)
+        k = self.rotary[0].rotate_queries_or_keys(k, offset=seen)
         if past is not None:
             k, v = (torch.cat(both, dim=2) for both in zip(past, (k, v), strict=True))
         context = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and not seen, enable_gqa=True)

@@ -52,7 +52,7 @@ class Guest:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
+        return dict(self.module.named_parameters())
 
     def context(self) -> Any:
         """Float64 runs without the float32 that is asked for by name, as the truth does."""

@@ -222,11 +222,8 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def wanted(module: nn.Module) -> Tensors:
-    """What must be filled: every parameter that can be trained, once, under the first of its names.
-
-    One that cannot is what the module computes for itself, as frequencies, and stays as it is unless a rule fills it.
-    """
-    parameters = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+    """What must be filled: every parameter once, under the first of its names."""
+    parameters = {id(parameter) for parameter in module.parameters()}
     return {name: slot for name, slot in slots(module).items() if id(slot) in parameters}
 
 
