@@ -34,7 +34,7 @@ STEPS = 16
 LARGEST_COPY = 2**32
 """Bytes. `batched_mm` copies the weights of each token's experts, which is for few tokens only."""
 
-OURS = "ours"
+OURS, EAGER = "ours", "eager"
 
 
 class Arena:
@@ -50,8 +50,9 @@ class Arena:
 
     def enter(self, tokens: int, cached: int, rows: int) -> Bout:
         """Begin a piece of work: so many tokens after so many that are cached, in so many rows."""
-        memory = (cached or tokens) if self.pair.layer.kind is Kind.CROSS else 0
-        case = self.pair.case(Scenario(schedule=(tokens,), batch=rows, offset=cached, memory=memory, seed=SEED))
+        memory = (cached or tokens) if self.pair.layer.must_remember else 0
+        before = 0 if self.pair.layer.kind is Kind.CROSS else cached
+        case = self.pair.case(Scenario(schedule=(tokens,), batch=rows, offset=before, memory=memory, seed=SEED))
         tabulate(self.pair, case, self.dtype)
         tabulate(self.pair, case, torch.float64)
         return Bout(self, case, cached)
@@ -96,7 +97,7 @@ class Bout:
         causal = case.causal and case.layer.kind is Kind.ATTENTION
         if isinstance(side, Candidate):
             return args, named | ({"mask": CAUSAL if causal else None} if "mask" in named else {})
-        eager = side.config._attn_implementation == "eager"
+        eager = getattr(side.config, "_attn_implementation", EAGER) == EAGER
         if not (eager and causal and self.tokens > 1):
             named |= {name: None for name in named if name.endswith("attention_mask")}
         return args, named

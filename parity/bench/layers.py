@@ -18,7 +18,7 @@ import torch
 
 from parity import family as families
 from parity.bench import realistic
-from parity.bench.arena import OURS, Arena
+from parity.bench.arena import EAGER, OURS, Arena
 from parity.bench.bars import Bar
 from parity.bench.contest import contest, ratios
 from parity.bench.memory import extra_memory
@@ -29,7 +29,7 @@ REPEATS, QUICK = (7, 21), (3, 7)
 """How often to measure, and how often if that falls short of a bar."""
 
 MEASURED = ("f32", "bf16")
-EAGER, SDPA = "eager", "sdpa"
+SDPA = "sdpa"
 PARITY = 1 / 1.05
 """No layer may take 5 % longer than the faster implementation of the reference."""
 
@@ -171,6 +171,8 @@ GOALS = (
 def rows(models: Sequence[str], layers: Sequence[str], dtypes: Sequence[str] = (), quick: bool = False) -> list[Row]:
     """Every layer below the whole models, with all its work; where it is to be quick, without the long prefill.
 
+    Families without a reference but the formulas of a paper are left out: a formula has no speed to be held to.
+
     Raises:
         FamilyError: for a model that is not known, or where no layer has one of the names.
         ScenarioError: for a dtype in which layers are not measured.
@@ -185,7 +187,7 @@ def rows(models: Sequence[str], layers: Sequence[str], dtypes: Sequence[str] = (
         row
         for family in chosen
         for layer in family.layers
-        if not layers or set(_names(layer)) & set(layers)
+        if family.tokens is None and (not layers or set(_names(layer)) & set(layers))
         for dtype in measured
         for row in _rows(family, layer, dtype)
         if not (quick and row.work == PREFILLS[-1])
@@ -203,7 +205,7 @@ def _rows(family: Family, layer: Layer, dtype: str) -> Iterator[Row]:
         yield Row(family, layer, work, dtype)
     if layer.name != "attention":
         return
-    if layer.causal:
+    if SERVED.cached in [work.cached for work in _short(layer)]:
         yield Row(family, layer, SERVED, dtype)
     if "kv_lora_rank" in family.configure(family.point(layer, {})):
         for work in DECODES:
@@ -212,9 +214,9 @@ def _rows(family: Family, layer: Layer, dtype: str) -> Iterator[Row]:
 
 def _short(layer: Layer) -> Sequence[Work]:
     """One token: after others where these are cached. What sees the tokens behind it has them all at once."""
-    if not layer.kind.attends:
+    if not layer.kind.attends or layer.recurrent:
         return (ONE,)
-    return DECODES if layer.causal else ()
+    return DECODES if layer.causal and layer.caches and not layer.counts else ()
 
 
 def measure(chosen: Sequence[Row], quick: bool = False) -> Iterator[Result]:

@@ -21,13 +21,16 @@ from parity.tiny import draw, initialise
 Sizes = Mapping[str, Any]
 
 MULTI_HEAD: Sizes = {
-    **dict.fromkeys(("hidden_size", "n_embd"), 768),
+    **dict.fromkeys(("hidden_size", "n_embd", "attention_hidden_size"), 768),
     **dict.fromkeys(("num_attention_heads", "n_head"), 12),
     **dict.fromkeys(("intermediate_size", "n_inner"), 3072),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 8192),
     "vocab_size": 32000,
 }
 """As in GPT-2 and BERT base."""
+
+TORCH: Sizes = {"d_model": 768, "nhead": 12, "dim_feedforward": 3072}
+"""The same by the names of torch."""
 
 GROUPED: Sizes = {
     "hidden_size": 1024,
@@ -40,7 +43,7 @@ GROUPED: Sizes = {
 
 EXPERTS: Sizes = {
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 512),
-    **dict.fromkeys(("num_local_experts", "n_routed_experts"), 64),
+    **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), 64),
     **dict.fromkeys(("num_experts_per_tok",), 8),
     **dict.fromkeys(("n_group",), 8),
     **dict.fromkeys(("topk_group",), 4),
@@ -64,6 +67,7 @@ FULL: Sizes = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_h
 
 RULES: tuple[tuple[str, Sizes], ...] = (
     ("vocab_size", MULTI_HEAD),
+    ("nhead", TORCH),
     ("num_key_value_heads", GROUPED),
     ("num_experts_per_tok", EXPERTS),
     ("kv_lora_rank", LATENT),
