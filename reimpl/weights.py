@@ -115,20 +115,27 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Permuted:
-    """The same rows in another order: row i of the module is row order[i] on disk (see `rope.half_order`)."""
+    """The same rows in another order: row i of the module is row order[i] on disk (see `rope.half_order`).
+
+    With `dim` 1 the columns, as where the heads that are read stand in another order.
+    """
 
     disk: str
     module: str
     order: tuple[int, ...]
+    dim: int = 0
 
     def to_module(self, disk: Tensors) -> Tensors:
         stored = take(disk, self.disk)
-        if len(stored) != len(self.order):
-            raise WeightError(f"tensor {self.disk!r} has {len(stored)} rows, but {len(self.order)} are to be permuted")
-        return {self.module: stored[torch.tensor(self.order)]}
+        if stored.dim() <= self.dim or stored.shape[self.dim] != len(self.order):
+            raise WeightError(
+                f"tensor {self.disk!r} has shape {tuple(stored.shape)}, but {len(self.order)} are to be permuted along"
+                f" axis {self.dim}"
+            )
+        return {self.module: stored.index_select(self.dim, torch.tensor(self.order))}
 
     def to_disk(self, module: Tensors) -> Tensors:
-        return {self.disk: take(module, self.module)[torch.tensor(self.order).argsort()]}
+        return {self.disk: take(module, self.module).index_select(self.dim, torch.tensor(self.order).argsort())}
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def describe(rule: Rule) -> str:
             return f"{disk} -> {', '.join(module)}: split {'+'.join(map(str, sizes))} along axis {dim}"
         case Stacked(disk, module):
             return f"{_first_last(disk)} -> {module}: stacked"
-        case Permuted(disk, module):
-            return f"{disk} -> {module}, rows permuted"
+        case Permuted(disk, module, _, dim):
+            return f"{disk} -> {module}, {'columns' if dim else 'rows'} permuted"
         case Turned(Split(disk, module, _, dim)):
             return f"{', '.join(module)} -> {disk}: joined along axis {dim}"
         case Turned(Stacked(disk, module)):
@@ -127,7 +127,7 @@ FIELDS: Mapping[str, set[str]] = {
     "joined": {"from", "to", "dim"},
     "stacked": {"from", "to"},
     "unstacked": {"from", "to"},
-    "permuted": {"from", "to", "order", "head_dim"},
+    "permuted": {"from", "to", "order", "head_dim", "dim"},
     "ignored": {"from", "reason"},
 }
 OPTIONAL = {"dim", "sizes", "head_dim"}
@@ -192,7 +192,7 @@ def _rule(kind: str, entry: Mapping[str, Any], fill: Callable[[str], str], their
             return Turned(Stacked(target, source))
         case "ignored":
             return Ignored(source, entry["reason"])
-    return Permuted(source, target, _order(entry, _size(theirs, source, 0, "reference")))
+    return Permuted(source, target, _order(entry, _size(theirs, source, dim, "reference")), dim)
 
 
 def _size(shapes: Shapes, name: str, dim: int, whose: str) -> int:
@@ -299,8 +299,8 @@ def _table(rule: Rule) -> str:
             return _entry("split", disk, list(module), dim=dim, sizes=list(sizes))
         case Stacked(disk, module) if isinstance(disk[0], str):
             return _entry("stacked", list(disk), module)
-        case Permuted(disk, module, order):
-            return _entry("permuted", disk, module, order=list(order))
+        case Permuted(disk, module, order, dim):
+            return _entry("permuted", disk, module, order=list(order), **({"dim": dim} if dim else {}))
         case Turned(Split(disk, module, _, dim)):
             return _entry("joined", list(module), disk, dim=dim)
         case Turned(Stacked(disk, module)) if isinstance(disk[0], str):

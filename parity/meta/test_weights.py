@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[Rule, dict[str, Tensor], str]] = {
         r"tensor 'experts.2.w1' has shape \(3, 5\), but 'experts.0.w1'",
     ),
     "an expert missing": (RULES[4], {"experts.0.w1": drawn(3, 4)}, "tensor 'experts.1.w1' is missing"),
-    "another number of heads": (RULES[-1], {"rope.weight": drawn(8, 3)}, "has 8 rows, but 4 are to be permuted"),
+    "another number of heads": (RULES[-1], {"rope.weight": drawn(8, 3)}, "but 4 are to be permuted along axis 0"),
 }
 
 
