@@ -12,6 +12,9 @@ from typing import Any
 WORTH_TIMING = 2e-3
 """Seconds; what takes less is called several times between two looks at the clock."""
 
+FEWEST, ENOUGH = 3, 20.0
+"""So many repeats at least; no more once they took so many seconds, as the longer a call, the steadier its time."""
+
 WARM = 0.5
 """Seconds."""
 
@@ -32,10 +35,12 @@ class Contestant:
 
 
 def contest(contestants: Sequence[Contestant], repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of one call of each contestant, in every repeat."""
+    """CPU seconds of one call of each contestant, in every repeat; fewer repeats of what takes long."""
     calls = _calls(contestants)
     seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
     for repeat in range(repeats):
+        if repeat >= FEWEST and sum(map(sum, seconds.values())) >= ENOUGH:
+            break
         first = repeat % len(contestants)
         for each in (*contestants[first:], *contestants[:first]):
             seconds[each.name].append(_seconds(each.prepare(), calls))
