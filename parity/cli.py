@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Is this layer the same function as the class in transformers?",
 )
 
-SOAK_LOG, CORES = Path("soak.jsonl"), os.cpu_count() or 1
+SOAK_LOG, DIAGNOSIS_LOG, CORES = Path("soak.jsonl"), Path("diagnosed.jsonl"), os.cpu_count() or 1
 Workers = Annotated[int, typer.Option(min=1, help="processes; by default one per core")]
 Model = Annotated[str | None, typer.Argument(help="model type, as in config.json; all families if left out")]
 
@@ -193,7 +193,8 @@ def mistakes(
     if json is not None:
         check_place(json)
     if diagnose:
-        raise typer.Exit(_diagnose(model, {"--kind": kind, "--name": name, "--record": record}, seed, workers, json))
+        given = {"--kind": kind, "--name": name, "MODEL": record and model}
+        raise typer.Exit(_diagnose(model, given, seed, workers, DIAGNOSIS_LOG if record else None, json))
     chosen = proof.select(model, kind or [], name or [])
     whole = record and not (model or kind or name)
     if record and not whole:
@@ -203,16 +204,19 @@ def mistakes(
     raise typer.Exit(proof.prove(chosen, examples, seed, workers, whole, json, console()))
 
 
-def _diagnose(model: str | None, given: Mapping[str, object], seed: int, workers: int, json: Path | None) -> int:
+def _diagnose(
+    model: str | None, given: Mapping[str, object], seed: int, workers: int, log: Path | None, json: Path | None
+) -> int:
     """Name the mistakes of second implementations; what makes no sense of it is refused rather than ignored."""
     if useless := [name for name, value in given.items() if value]:
-        raise typer.BadParameter(f"{', '.join(useless)} cannot be given with --diagnose, which tries all mistakes")
+        whole = "--diagnose --record, which keeps" if "MODEL" in useless else "--diagnose, which tries"
+        raise typer.BadParameter(f"{', '.join(useless)} cannot be given with {whole} all mistakes")
     from parity import diagnosed
     from parity.family import load
 
     if model is not None:
         load(model)
-    return diagnosed.measure(model, seed, workers, json, console())
+    return diagnosed.measure(model, seed, workers, json, console(), log)
 
 
 @app.command()

@@ -11,47 +11,29 @@ explains, pairs of them may. What they do not explain is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import combinations
 
-import torch
 from torch import Tensor
 
-from parity import family as families
-from parity import repairs, routing
-from parity.case import Case
-from parity.compare import Judgement, Record, Unequal
+from parity import repairs
+from parity.compare import Record, Unequal
+from parity.evidence import F64, Evidence, Fit, Making, by_ours, by_second, drawn_case, is_right, made_by_second
 from parity.mistakes import Mistake, of
 from parity.mistakes.seams import unplanted
-from parity.pair import (
-    Measure,
-    Pair,
-    form_arguments,
-    forward,
-    gradients,
-    judge_records,
-    measured,
-    run_disturbed,
-    run_truth,
-    versions,
-)
+from parity.pair import Measure, Pair, forward, gradients, measured, run_truth
 from parity.patterns import tellings
 from parity.properties.forward import precision
 from parity.property import Property, find
 from parity.repairs import Repair
-from parity.scenario import DTYPES, AxisValue, Scenario, ScenarioError
+from parity.scenario import AxisValue, Scenario, ScenarioError
 from parity.strategies import Pool, examples
 from parity.tiny import initialise
-from reimpl.attention import IMPLEMENTATIONS
 from reimpl.config import ConfigError
 
-F64 = torch.float64
 FRESH = 10  # scenarios drawn anew
 TELLING = 3  # of all scenarios, those that must show the difference, where the configuration may vary
-NEAR = 32  # times the allowance, beyond which a second look at the yardstick is not worth its time
-DISTURBANCES = 4  # for that look
 MORE_SEEDS = 2  # of the scenario that failed
 PairAt = Callable[[tuple[tuple[str, AxisValue], ...]], Pair]
 
@@ -80,119 +62,34 @@ class Diagnosis:
         causes: each explains the whole difference, as well as the others do; the most special first. None: unknown.
         tried: how many mistakes and pairs of them were held against the candidate.
         scenarios: under how many scenarios the candidate was seen to differ.
+        base: the layer that made the mistakes: `ours`, or where that is itself wrong, a `second`, or `none`.
     """
 
     causes: tuple[Cause, ...] = ()
     tried: int = 0
     scenarios: int = 0
+    base: str = "ours"
 
     def __str__(self) -> str:
+        wrong = "" if self.base == "ours" else "our own layer is itself wrong here, "
         if not self.causes:
-            if self.tried:
-                return f"unknown: none of the {self.tried} mistakes and pairs of them that were tried explains it"
-            if self.scenarios:
-                return "unknown: no known mistake could be tried"
-            return "unknown: our own layer computes the same, so there is none to make known mistakes in"
+            return f"unknown: {wrong}{self._why}"
         first, *others = map(str, self.causes)
         same = f"; or, which is the same here: {'; '.join(others)}" if others else ""
-        return f"{first}   (explains the whole difference){same}"
+        made = f"; {wrong}so a second implementation made the mistakes" if wrong else ""
+        return f"{first}   (explains the whole difference{made}){same}"
 
-
-class Evidence:
-    """What the candidate computed under one scenario, to be held against what our layer computes with mistakes.
-
-    Raises:
-        Unequal: if the candidate raises something itself.
-    """
-
-    def __init__(self, pair: Pair, draw: Callable[[], Case], measure: Measure, dtype: str) -> None:
-        self.pair, self._draw, self.measure, self.name, self.dtype = pair, draw, measure, dtype, DTYPES[dtype]
-        self.record, self.writes = self._run(pair, self.dtype)
-
-    def _run(self, pair: Pair, dtype: torch.dtype, told: routing.Told | None = None) -> tuple[Record, list[str]]:
-        """What a pair's candidate computes, and what it writes to; a case of its own, as that may be spoilt."""
-        case = self._case
-        before = versions(case)
-        record = measured(pair, pair.candidate(dtype), case, self.measure, told or {})
-        after = versions(case)
-        writes = [name.partition(" in ")[0] for name, count in before.items() if after[name] != count]
-        if writes:
-            del self._case
-        return record, writes
-
-    @cached_property
-    def _case(self) -> Case:
-        return self._draw()
-
-    def explained_by(self, mistakes: Sequence[Mistake]) -> bool:
-        """Whether our layer, making these mistakes, computes the same, by a measure that tells it from a right one."""
-        try:
-            with ExitStack() as stack:
-                for mistake in mistakes:
-                    stack.enter_context(mistake.exchange())
-                return self._explained(powerful=bool(mistakes) and self.dtype is not F64 and self.differs)
-        except Unequal:
-            return False
-
-    @cached_property
-    def differs(self) -> bool:
-        """Whether our layer, as it should be, computes something else; to be asked for before any mistake is made."""
-        self._right = self._run(self._ours(), F64)
-        return not self.explained_by(())
-
-    def _ours(self) -> Pair:
-        return _ours_beside(self.pair)
-
-    def _explained(self, powerful: bool) -> bool:
-        ours = self._ours()
-        mistaken, writes = self._run(ours, F64)
-        if writes != self.writes:
-            return False
-        if self.dtype is F64:
-            return _holds(judge_records(ours, self._case, mistaken, self.record, [], "f64"))
-        told = routing.agreed(self.record, mistaken)
-        if not routing.obeyed(mistaken, told):
-            mistaken, _ = self._run(ours, F64, told)
-        yards: list[Record] = []
-        for more in self._yardsticks(ours, told):
-            yards += more()
-            judgements = judge_records(ours, self._case, mistaken, self.record, yards, self.name)
-            if any(judgement.ratio > NEAR for judgement in judgements):
-                return False
-            if _holds(judgements):
-                return not powerful or self._tells(ours, mistaken, yards)
-        return False
-
-    def _tells(self, ours: Pair, mistaken: Record, yards: Sequence[Record]) -> bool:
-        """Whether what is allowed would not make our layer pass without the mistake, as where each run is another."""
-        right, writes = self._right
-        as_candidate = replace(right, values=[value.to(self.dtype) for value in right.values])
-        try:
-            judged = judge_records(ours, self._case, mistaken, as_candidate, yards, self.name)
-        except Unequal:
-            return True
-        return writes != self.writes or not _holds(judged)
-
-    def _yardsticks(self, ours: Pair, told: routing.Told) -> Iterator[Callable[[], list[Record]]]:
-        """What our layer computes in the candidate's dtype: as it is, in its other ways, with its inputs disturbed."""
-        for way in self._ways(ours):
-            yield partial(self._run_once, way, told)
-        side = ours.candidate(self.dtype)
-        yield partial(run_disturbed, ours, side, self._case, self.measure, told, DISTURBANCES)
-
-    def _run_once(self, pair: Pair, told: routing.Told) -> list[Record]:
-        return [self._run(pair, self.dtype, told)[0]]
-
-    @staticmethod
-    def _ways(ours: Pair) -> Iterator[Pair]:
-        """Our layer with each of its implementations, as far as it has any."""
-        if "attend" not in ours.layer.axes:
-            yield ours
-            return
-        for way in IMPLEMENTATIONS:
-            other = ours.beside()
-            other.point = {**ours.point, "attend": way}
-            yield other
+    @property
+    def _why(self) -> str:
+        if self.base == "none":
+            return "so there is none to make known mistakes in"
+        if self.tried:
+            maker = "and " * (self.base == "second")
+            by = " by a second implementation" * (self.base == "second")
+            return f"{maker}none of the {self.tried} mistakes and pairs of them that were tried{by} explains it"
+        if self.scenarios:
+            return "no known mistake could be tried"
+        return "no scenario that was tried tells the candidate from our own layer, which is right"
 
 
 def diagnose_precision(pair: Pair, scenario: Scenario, dtype: str) -> Diagnosis:
@@ -201,20 +98,18 @@ def diagnose_precision(pair: Pair, scenario: Scenario, dtype: str) -> Diagnosis:
     known = [each for each in of(pair.family.model_type, pair.layer.name) if "precision" in each.verdicts]
     causes = []
     with unplanted():
+        with by_ours(pair, ()) as ours:
+            if _coarse(ours, scenario, dtype):
+                return Diagnosis(base="none")
         for mistake in known:
-            with mistake.exchange():
-                if coarse and coarse == _coarse(_ours_beside(pair), scenario, dtype):
+            with by_ours(pair, (mistake,)) as ours:
+                if coarse and coarse == _coarse(ours, scenario, dtype):
                     causes.append(Cause((mistake,)))
     return Diagnosis(tuple(causes), len(known), 1)
 
 
 def _coarse(pair: Pair, scenario: Scenario, dtype: str) -> set[str]:
     return {each.quantity.name for each in precision(pair, scenario, dtype) if not each.holds}
-
-
-def _ours_beside(pair: Pair) -> Pair:
-    """Our own layer, built anew, on the references of a pair."""
-    return pair.beside(families.load(pair.family.model_type).layer(pair.layer.name))
 
 
 def find_repair(pair: Pair, scenario: Scenario, prop: Property, within: str = "") -> Repair | None:
@@ -250,10 +145,6 @@ def find_repair(pair: Pair, scenario: Scenario, prop: Property, within: str = ""
         pair.forget()
 
 
-def _holds(judgements: Sequence[Judgement]) -> bool:
-    return all(judgement.holds for judgement in judgements)
-
-
 def diagnose(
     pair: Pair,
     scenario: Scenario,
@@ -279,18 +170,32 @@ def diagnose(
     """
     prop = prop or find("forward")
     known = of(pair.family.model_type, pair.layer.name) if known is None else known
-    for measure in (forward, gradients):
-        evidence = list(_evidence(pair, scenario, prop, dtype, pair_at, measure))
+    gathered: dict[Measure, list[Evidence]] = {}  # while what is planted in the candidate is
+
+    def by(making: Making, known: Sequence[Mistake]) -> Diagnosis:
+        for measure in (forward, gradients):
+            if measure not in gathered:
+                gathered[measure] = list(_evidence(pair, scenario, prop, dtype, pair_at, measure))
+            pieces = [piece.held_against(making) for piece in gathered[measure]]
+            with unplanted():
+                differing = [piece for piece in pieces if piece.differs]
+                if differing:
+                    break
+        if not differing or (pair_at is not None and len(differing) < TELLING):
+            return Diagnosis(scenarios=len(differing))
+        of_measure = [mistake for mistake in known if (mistake.prop == "gradients") == (measure is gradients)]
         with unplanted():
-            differing = [piece for piece in evidence if piece.differs]
-            if differing:
-                break
-    if not differing or (pair_at is not None and len(differing) < TELLING):
-        return Diagnosis(scenarios=len(differing))
-    of_measure = [mistake for mistake in known if (mistake.prop == "gradients") == (measure is gradients)]
-    pieces = [*differing, *(piece for piece in evidence if piece not in differing)]
+            ordered = [*differing, *(piece for piece in pieces if piece not in differing)]
+            return _explain(ordered, of_measure, depth, on_try, len(differing))
+
+    found = by(by_ours, known)
     with unplanted():
-        return _explain(pieces, of_measure, depth, on_try, len(differing))
+        if found.causes or is_right(by_ours, pair, scenario, prop):
+            return found
+        makeable = [mistake for mistake in known if mistake.name in made_by_second(pair)]
+        if not makeable or not is_right(by_second, pair, scenario, prop):
+            return Diagnosis(base="none")
+    return replace(by(by_second, makeable), base="second")
 
 
 def _explain(
@@ -300,20 +205,29 @@ def _explain(
     on_try: Callable[[int, int], None],
     scenarios: int,
 ) -> Diagnosis:
-    singles = [(mistake,) for mistake in known]
-    causes, total = [], len(singles)
-    for number, single in enumerate(singles, 1):
-        if all(piece.explained_by(single) for piece in pieces):
-            causes.append(Cause(single))
-        on_try(number, total)
-    if not causes and depth > 1:
-        couples = list(combinations(known, 2))
-        total += len(couples)
-        for number, couple in enumerate(couples, len(known) + 1):
-            if all(piece.explained_by(couple) for piece in pieces):
-                causes.append(Cause(couple))
+    causes: list[Cause] = []
+    total = 0
+    for size in range(1, depth + 1):
+        together, before = list(combinations(known, size)), total
+        total += len(together)
+        for number, mistakes in enumerate(together, before + 1):
+            if _explains(mistakes, pieces, scenarios):
+                causes.append(Cause(mistakes))
             on_try(number, total)
+        if causes:
+            break
     return Diagnosis(tuple(sorted(causes, key=_generality)), total, scenarios)
+
+
+def _explains(mistakes: Sequence[Mistake], pieces: Sequence[Evidence], differing: int) -> bool:
+    """Whether mistakes explain all evidence, and closely most of that which differs, the first of it."""
+    close = 0
+    for number, piece in enumerate(pieces):
+        fit = piece.fit(mistakes)
+        if fit is Fit.NONE:
+            return False
+        close += fit is Fit.CLOSE and number < differing
+    return 2 * close >= differing
 
 
 def _generality(cause: Cause) -> int:
@@ -333,14 +247,6 @@ def _evidence(
             yield Evidence(other, partial(drawn_case, other, each, prop, dtype), measure, dtype)
         except (Unequal, ScenarioError, ConfigError):
             continue
-
-
-def drawn_case(pair: Pair, scenario: Scenario, prop: Property, dtype: str) -> Case:
-    """The case of a scenario, with all that layers are called with in float64 and in the candidate's dtype."""
-    case = prop.case(pair, scenario)
-    for each in {F64, DTYPES[dtype]}:
-        form_arguments(pair, case, each)
-    return case
 
 
 def _scenarios(pair: Pair, scenario: Scenario, prop: Property, dtype: str, fixed: bool) -> Iterator[Scenario]:

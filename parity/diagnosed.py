@@ -8,10 +8,8 @@ the answer must be that the cause is unknown.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -20,13 +18,17 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from parity import family as families
 from parity import property as properties
+from parity import reference
 from parity.compare import Unequal
-from parity.diagnose import Diagnosis, Evidence, diagnose, drawn_case
+from parity.diagnose import Diagnosis, diagnose
+from parity.evidence import Evidence, drawn_case
+from parity.journal import Journal, finished
 from parity.mistakes import Mistake, find, of
 from parity.pair import forward, pair_of
 from parity.run import prepare, progress_bar
@@ -34,12 +36,13 @@ from parity.scenario import DTYPE_NAMES, Scenario
 from parity.strategies import Pool, examples
 from parity.table import as_json, write_atomically
 
+RECORD = Path(__file__).parents[1] / "fixtures" / "diagnosed.json"
 SCENARIOS = 40  # drawn at most until one shows the mistake
 PAIRS = 3  # of mistakes, for every layer
 DTYPES = ("f32", "bf16")
 LEAST_NAMED = {"f32": 0.95, "bf16": 0.85}
 LEAST_PAIRS = 0.9
-MOST_SECONDS = 2.0
+MOST_SECONDS, LEAST_SOON = 2.0, 0.9
 AND = ", and "
 NAMES = {short: name for name, short in DTYPE_NAMES.items() if name != short}
 
@@ -179,18 +182,31 @@ def _first_failing(made: Made, seed: int) -> Scenario | None:
     return None
 
 
-def measure(model: str | None, seed: int, workers: int, json: Path | None, console: Console) -> int:
-    """Have all mistakes made and diagnosed, print what was named, and return the exit code: 0 if every bar holds."""
+def measure(
+    model: str | None, seed: int, workers: int, json: Path | None, console: Console, log: Path | None = None
+) -> int:
+    """Have all mistakes made and diagnosed, print what was named, and return the exit code: 0 if every bar holds.
+
+    Args:
+        log: notes every result there, goes on from those that it holds, and keeps the summary for the README.
+
+    Raises:
+        ReportError: if the log is of another run or cannot be written.
+    """
     prepare()
-    to_make, found = [*singles(model), *pairs(model, seed)], []
-    with (
-        progress_bar(console) as progress,
-        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=prepare) as pool,
-    ):
-        bar = progress.add_task("", total=len(to_make))
-        for each in pool.map(partial(outcome, seed), to_make):
-            found.append(each)
+    to_make = [*singles(model), *pairs(model, seed)]
+    run = {"reference": reference.version(), "torch": torch.__version__, "seed": seed}
+    journal = None if log is None else Journal(log, run, Outcome, read)
+    known = {} if journal is None else {each.made: each for each in journal.done}
+    left = [made for made in to_make if made not in known]
+    with progress_bar(console) as progress:
+        bar = progress.add_task("", total=len(to_make), completed=len(to_make) - len(left))
+        for each in finished(partial(outcome, seed), left, workers):
+            known[each.made] = each
+            if journal is not None:
+                journal.add(each)
             progress.update(bar, advance=1, description=each.made.mistakes[0][:32])
+    found = [known[made] for made in to_make]
     print_outcomes(found, console)
     held = bars(found)
     for each_bar in held:
@@ -199,7 +215,40 @@ def measure(model: str | None, seed: int, workers: int, json: Path | None, conso
         console.print(f"  {mark} {line}", highlight=False)
     if json is not None:
         write_atomically(json, as_json({"bars": held, "diagnoses": [asdict(each) for each in found]}))
+    if journal is not None:
+        journal.close()
+        write_atomically(RECORD, as_json({**run, "bars": held, "layers": summary(found)}) + "\n")
     return 0 if all(each_bar["holds"] for each_bar in held) else 1
+
+
+def read(line: Mapping[str, Any]) -> Outcome:
+    """An outcome from the fields of a line of the log."""
+    made = line["made"]
+    return Outcome(**{**line, "made": Made(**{**made, "mistakes": tuple(made["mistakes"])})})
+
+
+def summary(found: Sequence[Outcome]) -> dict[str, Any]:
+    """What is recorded, by layer: of each dtype and of pairs what was named, what else was said, and what not seen."""
+    layers: dict[str, Any] = {}
+    for each in found:
+        what = each.made.dtype if len(each.made.mistakes) == 1 else "pairs"
+        layer = layers.setdefault(f"{each.made.model} {each.made.layer}", {})
+        here = layer.setdefault(what, {"named": [], "called": {}, "unseen": [], "wrong without": {}})
+        name = AND.join(each.made.mistakes)
+        if not each.scenario or each.hidden:
+            here["unseen"].append(name)
+        elif each.named:
+            here["named"].append(name)
+        else:
+            here["called"][name] = said(each.causes)
+        if each.without:
+            here["wrong without"][name] = said(each.without)
+    return layers
+
+
+def said(causes: Sequence[Sequence[str]]) -> str:
+    """Causes in words."""
+    return "; ".join(map(AND.join, causes)) or "unknown"
 
 
 def print_outcomes(found: Sequence[Outcome], console: Console) -> None:
@@ -221,8 +270,11 @@ def print_outcomes(found: Sequence[Outcome], console: Console) -> None:
             same = ", ".join(map(AND.join, each.same))
             console.print(f"  {what}\n    is the same function there as {same}", highlight=False)
         elif not each.named and not each.hidden:
-            said = "; ".join(map(AND.join, each.causes)) or "unknown"
-            console.print(f"  {what}\n    called {said}   ({each.scenario})", highlight=False, markup=False)
+            console.print(
+                f"  {what}\n    called {said(each.causes)}   ({each.scenario})", highlight=False, markup=False
+            )
+        if each.without:
+            console.print(f"  {what}\n    called {said(each.without)} without its entry", highlight=False, markup=False)
 
 
 def _of(found: Sequence[Outcome], dtype: str, count: int) -> list[Outcome]:
@@ -254,6 +306,8 @@ def bars(found: Sequence[Outcome]) -> list[dict[str, Any]]:
     if seconds:
         middle = median(seconds)
         listed.append({**_bar("seconds, median", middle, "s", MOST_SECONDS), "holds": middle < MOST_SECONDS})
+        soon = sum(each < MOST_SECONDS for each in seconds) / len(seconds)
+        listed.append(_bar(f"within {MOST_SECONDS:g} seconds", soon, "share", LEAST_SOON))
     return listed
 
 

@@ -104,7 +104,7 @@ class Mismatch(AssertionError):
         """
         if self.family is not other.family:
             return False
-        if other.diagnosis.causes:
+        if other.diagnosis.causes and other.diagnosis.base == "ours":
             return self.is_explained_by(other.diagnosis)
         parts = [mismatch.divergence and mismatch.divergence.quantity.name for mismatch in (self, other)]
         return self.verdicts == other.verdicts and parts[0] is not None and parts[0] == parts[1]

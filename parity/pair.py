@@ -43,6 +43,7 @@ class Pair:
         self.source = source_of(family)
         self.reference_config = self.source.make_config(family.configure(self.point))
         self._references: dict[torch.dtype, Reference] = {}
+        self._plans: dict[str, initialise.Plan] = {}
         self._filled: WeakKeyDictionary[Side, int] = WeakKeyDictionary()
         self._fresh: WeakKeyDictionary[Side, dict[nn.Module, dict[str, Any]]] = WeakKeyDictionary()
         self.renew()
@@ -81,9 +82,14 @@ class Pair:
             self._candidates[dtype] = Candidate(self.family, self.layer, self.config, self.point, dtype)
         return self._candidates[dtype]
 
-    @cached_property
+    @property
     def plan(self) -> initialise.Plan:
         """How the weights are drawn: a distribution for every tensor, by the role that its name on disk tells."""
+        if self.layer.at not in self._plans:  # shared with all pairs beside this one
+            self._plans[self.layer.at] = self._drawn()
+        return self._plans[self.layer.at]
+
+    def _drawn(self) -> initialise.Plan:
         shapes = {
             self.layer.at + name: tuple(slot.shape)
             for name, slot in on_disk(self.reference(torch.float64), self.reference(torch.float64).slots).items()

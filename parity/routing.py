@@ -47,7 +47,8 @@ def watch(told: Told) -> Iterator[list[Choice]]:
         else:
             chosen = next(answers)
             result = torch.return_types.topk((input.gather(1, chosen), chosen))
-        choices.append(Choice(input.detach(), result.indices))
+        scores = input.detach()
+        choices.append(Choice(scores if largest else -scores, result.indices))  # the highest wins
         return result
 
     # A TorchFunctionMode would see the same calls, and cost a quarter of all others.

@@ -6,16 +6,11 @@ on where it was, and a line can be repeated by its seed.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,7 +18,7 @@ from rich.console import Console
 from parity import family as families
 from parity import property as properties
 from parity import reference
-from parity.errors import ReportError
+from parity.journal import Journal, finished
 from parity.mismatch import MEASURED
 from parity.run import Selection, prepare, progress_bar
 from parity.runner import hold
@@ -105,59 +100,6 @@ def work(task: Task) -> Done:
     return Done(*task.key, tally.scenarios, tally.cases, worst, len(tally.gaps), seconds, failure)
 
 
-class Log:
-    """A file with a line that says what the run is, and a line per batch.
-
-    Raises:
-        ReportError: if the file cannot be read or written, or belongs to another run.
-    """
-
-    def __init__(self, path: Path, run: dict[str, Any]) -> None:
-        head, self.done = _read(path)
-        if head and head != run:
-            raise ReportError(f"{path} is the log of another run, {head}; name another file, or remove it")
-        try:
-            self._file: TextIO = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ReportError(f"{path}: the log cannot be written ({error.strerror}); name another file") from error
-        for line in (run, *map(asdict, self.done)):
-            self._write(line)
-
-    def add(self, done: Done) -> None:
-        """Note a batch."""
-        self.done.append(done)
-        self._write(asdict(done))
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-_FIELDS = {field.name for field in fields(Done)}
-
-
-def _read(path: Path) -> tuple[dict[str, Any], list[Done]]:
-    """What a log says that the run is, and its batches; nothing where there is none yet."""
-    try:
-        head, *lines = (path.read_text(encoding="utf-8") if path.exists() else "").splitlines() or [""]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path} cannot be read as the log of a soak ({error}); name another file") from error
-    if head and not _object(head):
-        raise ReportError(f"{path} is no log of a soak: it begins with {head[:80]!r}; name another file")
-    return _object(head), [Done(**read) for line in lines if (read := _object(line)).keys() == _FIELDS]
-
-
-def _object(line: str) -> dict[str, Any]:
-    """A line of the log; nothing where it was not written to its end."""
-    with suppress(ValueError):
-        read = json.loads(line)
-        return read if isinstance(read, dict) else {}
-    return {}
-
-
 def soak(selection: Selection, scenarios: int, seed: int, workers: int, log: Path, console: Console) -> list[Done]:
     """Run all batches that the log does not hold yet, and note each there.
 
@@ -175,29 +117,18 @@ def soak(selection: Selection, scenarios: int, seed: int, workers: int, log: Pat
         "dtypes": list(selection.dtypes),
         "rows": [" ".join(row) for row in rows],
     }
-    written = Log(log, run)
+    written = Journal(log, run, Done)
     known = {done.key for done in written.done}
     left = [task for task in tasks(selection, scenarios, seed) if task.key not in known]
     with progress_bar(console) as progress:
         bar = progress.add_task("soak", total=scenarios, completed=sum(done.scenarios for done in written.done))
         try:
-            for done in _finished(left, workers):
+            for done in finished(work, left, workers):
                 written.add(done)
                 progress.update(bar, advance=done.scenarios, description=f"{done.model} {done.layer} {done.prop}")
         finally:
             written.close()
     return written.done
-
-
-def _finished(left: Sequence[Task], workers: int) -> Iterator[Done]:
-    """The batches as they are finished, by so many processes; few wait, so that a stop is prompt."""
-    waiting: Iterator[Task] = iter(left)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=prepare) as pool:
-        running: set[Future[Done]] = {pool.submit(work, task) for task in islice(waiting, 2 * workers)}
-        while running:
-            ready, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(work, task) for task in islice(waiting, len(ready))}
-            yield from (future.result() for future in ready)
 
 
 def report(done: Iterable[Done], scenarios: int, console: Console) -> list[dict[str, Any]]:

@@ -96,12 +96,16 @@ class GroupedRouter(nn.Module):
 
     def choose(self, biased: Float[Tensor, "tokens all_experts"]) -> Int[Tensor, "tokens chosen"]:
         """The best experts of the best groups."""
-        if self.chosen_groups < self.groups:
-            grouped = biased.unflatten(-1, (self.groups, -1))
-            best = self.rate(grouped).topk(self.chosen_groups, dim=-1).indices
-            others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-            biased = grouped.masked_fill(others[..., None], NEVER_CHOSEN).flatten(-2)
-        return biased.topk(self.chosen, dim=-1).indices
+        return self.limited(biased).topk(self.chosen, dim=-1).indices
+
+    def limited(self, biased: Float[Tensor, "tokens all_experts"]) -> Float[Tensor, "tokens all_experts"]:
+        """Scores by which no expert outside of the best groups is chosen."""
+        if self.chosen_groups == self.groups:
+            return biased
+        grouped = biased.unflatten(-1, (self.groups, -1))
+        best = self.rate(grouped).topk(self.chosen_groups, dim=-1).indices
+        others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+        return grouped.masked_fill(others[..., None], NEVER_CHOSEN).flatten(-2)
 
     def rate(self, grouped: Float[Tensor, "tokens groups group"]) -> Float[Tensor, "tokens groups"]:
         """What a group scores."""

@@ -34,16 +34,12 @@ def against_the_bias(choose: Function) -> Function:
     return lambda self, biased: choose(self, biased - 2 * self.e_score_correction_bias)
 
 
-def without_groups(self: Any, biased: Tensor) -> Tensor:
-    return biased.topk(self.chosen, dim=-1).indices
-
-
-def in_turn(choose: Function) -> Function:
+def in_turn(limited: Function) -> Function:
     """Expert e belongs to group e % groups."""
 
     def call(self: Any, biased: Tensor) -> Tensor:
         order = torch.arange(biased.shape[-1]).unflatten(0, (-1, self.groups)).T.flatten()
-        return order[choose(self, biased[:, order])]
+        return limited(self, biased[:, order])[:, order.argsort()]
 
     return call
 
@@ -94,7 +90,7 @@ MISTAKES = (
     ),
     Mistake(
         "puts experts into groups in turn",
-        wrapped(GroupedRouter, "choose", in_turn),
+        wrapped(GroupedRouter, "limited", in_turn),
         GROUPS,
         CHOSEN,
         SEVERAL_GROUPS,
@@ -102,7 +98,7 @@ MISTAKES = (
     ),
     Mistake(
         "drops the limit on groups",
-        exchanged(GroupedRouter, "choose", without_groups),
+        exchanged(GroupedRouter, "limited", lambda self, biased: biased),
         (Place(LATENT, EXPERTS, "experts=8/4/2/3 b3 s8", "b2 s4"),),
         CHOSEN,
         SEVERAL_GROUPS,

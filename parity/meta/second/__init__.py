@@ -36,10 +36,14 @@ def second_pair(
     model_type: str, layer: str, config: tuple[tuple[str, AxisValue], ...] = (), wrong: Iterable[str] = ()
 ) -> Pair:
     """The pair for a configuration, with a second implementation for the candidate; the reference is shared."""
-    implementation, mistakes = SECOND[model_type, layer], frozenset(wrong)
+    return second_beside(pair_of(model_type, layer, config), wrong)
+
+
+def second_beside(pair: Pair, wrong: Iterable[str] = ()) -> Pair:
+    """A pair on the same references, with a second implementation for the candidate."""
+    implementation, mistakes = SECOND[pair.family.model_type, pair.layer.name], frozenset(wrong)
 
     def build(config: Any) -> Part:
         return implementation(config, mistakes)
 
-    pair = pair_of(model_type, layer, config)
     return pair.beside(replace(pair.layer, candidate=build))
