@@ -44,6 +44,7 @@ def run(
     checkpoint: Annotated[Path | None, typer.Option(help="a local checkpoint in Hugging Face's layout")] = None,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page about the results here, with pictures")] = None,
+    workers: Workers = CORES,
 ) -> None:
     """Hold our layers against transformers and print a table of verdicts."""
     from parity import run as runs
@@ -60,7 +61,7 @@ def run(
                 "--examples and --seed cannot be given with --scenario, which is one, with its seed"
             )
         raise typer.Exit(runs.run_scenario(selection, scenario, reports, console()))
-    raise typer.Exit(runs.run(selection, examples, seed or 0, reports, console()))
+    raise typer.Exit(runs.run(selection, examples, seed or 0, reports, console(), workers))
 
 
 @app.command()

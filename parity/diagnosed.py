@@ -28,13 +28,14 @@ from parity import reference
 from parity.compare import Unequal
 from parity.diagnose import Diagnosis, diagnose
 from parity.evidence import Evidence, drawn_case
-from parity.journal import Journal, finished
+from parity.journal import Journal
 from parity.mistakes import Mistake, find, of
 from parity.pair import forward, pair_of
-from parity.run import prepare, progress_bar
+from parity.run import progress_bar
 from parity.scenario import DTYPE_NAMES, Scenario
 from parity.strategies import Pool, examples
 from parity.table import as_json, write_atomically
+from parity.workers import finished, prepare
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "diagnosed.json"
 SCENARIOS = 40  # drawn at most until one shows the mistake

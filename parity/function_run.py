@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from parity.function import Function, Outcome, find, functions, hold
-from parity.run import prepare
 from parity.table import Bar, as_json, write_atomically
+from parity.workers import prepare
 
 
 def run(names: Sequence[str], examples: int | None, seed: int, json: Path | None, console: Console) -> int:

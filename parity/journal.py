@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
 from parity.errors import ReportError
-from parity.run import prepare
 
-Task = TypeVar("Task")
 Done = TypeVar("Done")
 
 
@@ -79,14 +74,3 @@ def _object(line: str) -> dict[str, Any]:
         read = json.loads(line)
         return read if isinstance(read, dict) else {}
     return {}
-
-
-def finished(work: Callable[[Task], Done], left: Iterable[Task], workers: int) -> Iterator[Done]:
-    """Results as they are finished, by so many processes; few tasks wait, so that a stop is prompt."""
-    waiting = iter(left)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=prepare) as pool:
-        running: set[Future[Done]] = {pool.submit(work, task) for task in islice(waiting, 2 * workers)}
-        while running:
-            ready, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(work, task) for task in islice(waiting, len(ready))}
-            yield from (future.result() for future in ready)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
+from parity import family as families
+from parity import property as properties
 from parity.case import Case
 from parity.compare import Judgement, worst
 from parity.diagnose import Diagnosis, diagnose, diagnose_precision, find_repair
 from parity.family import Family, Layer
-from parity.gaps import Gap, Place
+from parity.gaps import GAPS, Gap, Place
 from parity.mistakes import of
 from parity.pair import Pair, pair_of
 from parity.patterns import describe, tellings
@@ -38,6 +41,10 @@ class Mismatch(AssertionError):
         self.prop, self.family, self.layer, self.scenario = prop, family, layer, scenario
         self.failure = failure
         super().__init__(prop.name, family.model_type, layer.name, str(scenario))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What another process is told: names, the scenario, and what was judged."""
+        return _mismatch, (self.prop.name, self.family.model_type, self.layer.name, self.scenario, self.failure)
 
     @property
     def place(self) -> Place:
@@ -204,6 +211,9 @@ class Inconsistent(Mismatch):
         super().__init__(mismatch.prop, mismatch.family, mismatch.layer, mismatch.scenario, mismatch.failure)
         self.gap = gap
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inconsistent, (*super().__reduce__()[1], self.gap.name)
+
     def _headline(self) -> str:
         what = " and ".join(self.verdicts) or "result"
         layer = f"{self.family.model_type} / {self.layer.reference}"
@@ -267,3 +277,16 @@ def as_call(scenario: Scenario) -> str:
     values = {field.name: getattr(scenario, field.name) for field in fields(Scenario)}
     shown = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
     return f"Scenario({', '.join(shown)})"
+
+
+def _mismatch(prop: str, model: str, layer: str, scenario: Scenario, failure: str | Sequence[Judgement]) -> Mismatch:
+    family = families.load(model)
+    return Mismatch(properties.find(prop), family, family.layer(layer), scenario, failure)
+
+
+def _inconsistent(
+    prop: str, model: str, layer: str, scenario: Scenario, failure: str | Sequence[Judgement], gap: str
+) -> Inconsistent:
+    return Inconsistent(
+        _mismatch(prop, model, layer, scenario, failure), next(each for each in GAPS if each.name == gap)
+    )

@@ -22,10 +22,11 @@ from parity.detection import EXAMPLES, WIDE, WIDELY, Detection, detect
 from parity.family import FamilyError
 from parity.mistakes import catalogue, find
 from parity.mistakes import kinds as all_kinds
-from parity.run import prepare, progress_bar
+from parity.run import progress_bar
 from parity.scenario import DTYPE_NAMES
 from parity.table import as_json, write_atomically
 from parity.usual import CHECKS
+from parity.workers import prepare
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "mistakes.json"
 LOW = "bf16"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,14 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity import family as families
 from parity import property as properties
-from parity.allocator import keep_memory
 from parity.family import Family, Layer
 from parity.mismatch import Mismatch
-from parity.profiles import load_profile
+from parity.pair import pair_of
 from parity.property import Property
 from parity.runner import Tally, check, hold
 from parity.scenario import DTYPE_NAMES, DTYPES, ScenarioError, parse_scenario
 from parity.table import bars, check_place, print_header, print_rows, write_json
+from parity.workers import finished, prepare
 
 Row = tuple[Family, Layer, Property]
 
@@ -97,29 +98,63 @@ class Reports:
             write_page(self.html, rows, tallies, seconds)
 
 
-def run(selection: Selection, examples: int | None, seed: int, reports: Reports, console: Console) -> int:
+def run(
+    selection: Selection, examples: int | None, seed: int, reports: Reports, console: Console, workers: int = 1
+) -> int:
     """Run a selection, print its table, and return the exit code: 0 if all holds but for gaps, 1 for a mismatch."""
     profile, start = prepare(), time.perf_counter()
     each = examples or settings().max_examples
     print_header(console, profile, each, seed)
     if selection.left_out:
         console.print(f"left out, as not stated in these dtypes: {', '.join(selection.left_out)}", highlight=False)
-    tallies = []
+    tallies: dict[int, Tally] = {}
     with progress_bar(console) as progress:
         task = progress.add_task("", total=each * len(selection.rows))
-        for number, (family, layer, prop) in enumerate(selection.rows):
-            progress.update(task, completed=number * each, description=f"{family.model_type} {layer.name} {prop.name}")
-            tally = hold(
-                prop,
-                family,
-                layer,
-                selection.dtypes,
-                examples=each,
-                seed=seed,
-                on_scenario=lambda: progress.advance(task),
-            )
-            tallies.append(tally)
-    return _conclude(selection.rows, tallies, time.perf_counter() - start, reports, console)
+        for number, tally in _tallies(selection, each, seed, workers, lambda: progress.advance(task)):
+            tallies[number] = tally
+            progress.update(task, completed=len(tallies) * each, description=" ".join(names_of(selection.rows[number])))
+    in_order = [tallies[number] for number in range(len(selection.rows))]
+    return _conclude(selection.rows, in_order, time.perf_counter() - start, reports, console)
+
+
+def _tallies(
+    selection: Selection, examples: int, seed: int, workers: int, on_scenario: Callable[[], None]
+) -> Iterator[tuple[int, Tally]]:
+    """The rows' tallies by number. By several processes whole models come first, as they take longest."""
+    if workers == 1:
+        for number, row in enumerate(selection.rows):
+            yield number, _tally(row, selection.dtypes, examples, seed, on_scenario)
+        return
+    family, layer, _ = selection.rows[0]
+    pair_of(family.model_type, layer.name, ()).reference(torch.float64)  # imports what all processes need
+    numbered = [(number, *names_of(row)) for number, row in enumerate(selection.rows)]
+    yield from finished(partial(_numbered, selection.dtypes, examples, seed), reversed(numbered), workers)
+
+
+def names_of(row: Row) -> tuple[str, str, str]:
+    """A row by the names of its family, layer and property, as it can be told to another process."""
+    family, layer, prop = row
+    return family.model_type, layer.name, prop.name
+
+
+def row_of(model: str, layer: str, prop: str) -> Row:
+    """The row of these names."""
+    family = families.load(model)
+    return family, family.layer(layer), properties.find(prop)
+
+
+def _numbered(
+    dtypes: Sequence[str], examples: int, seed: int, numbered: tuple[int, str, str, str]
+) -> tuple[int, Tally]:
+    number, *names = numbered
+    return number, _tally(row_of(*names), dtypes, examples, seed)
+
+
+def _tally(
+    row: Row, dtypes: Sequence[str], examples: int, seed: int, on_scenario: Callable[[], None] = lambda: None
+) -> Tally:
+    family, layer, prop = row
+    return hold(prop, family, layer, dtypes, examples=examples, seed=seed, on_scenario=on_scenario)
 
 
 def run_scenario(selection: Selection, line: str, reports: Reports, console: Console) -> int:
@@ -151,13 +186,6 @@ def run_scenario(selection: Selection, line: str, reports: Reports, console: Con
             f"nothing to run: no property of those chosen is stated in {', '.join(given.dtypes)}"
         )
     return _conclude(rows, tallies, time.perf_counter() - start, reports, console)
-
-
-def prepare() -> str:
-    """Set a process up for runs: one thread, memory kept, the Hypothesis profile, whose name is returned."""
-    torch.set_num_threads(1)
-    keep_memory()
-    return load_profile()
 
 
 def _conclude(rows: Sequence[Row], tallies: Sequence[Tally], seconds: float, reports: Reports, console: Console) -> int:

@@ -18,10 +18,11 @@ from rich.console import Console
 from parity import family as families
 from parity import property as properties
 from parity import reference
-from parity.journal import Journal, finished
+from parity.journal import Journal
 from parity.mismatch import MEASURED
-from parity.run import Selection, prepare, progress_bar
+from parity.run import Selection, progress_bar
 from parity.runner import hold
+from parity.workers import finished, prepare
 
 BATCH = 100  # scenarios: a second or two, the most that a stopped run loses
 
