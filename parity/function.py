@@ -146,8 +146,8 @@ def differentiable(
 ) -> list[Judgement]:
     """Judge an output and its gradient in every dtype: float64 is the truth, the reference's own error the yardstick.
 
-    Where that fails, the yardstick gets a second look: its errors when the input moves by a unit in the last place, as
-    a single number may be right by luck. A bias is added to the output, so that a gradient which vanishes, as where a
+    Where that fails, the yardstick gets a second look: its errors when the input moves by a unit in the last place, or
+    in that of 1 where it is smaller, which is a unit of e^x, as a single number may be right by luck. A bias is added to the output, so that a gradient which vanishes, as where a
     softmax saturates, is not measured against its own rounding.
 
     Args:
@@ -157,7 +157,9 @@ def differentiable(
 
     def run(function: Differentiable, dtype: torch.dtype, look: int = 0) -> Record:
         units = draw.tokens(x.shape, 3, look, "units") - 1 if look else 0
-        leaf = (x.to(dtype) * (1 + units * torch.finfo(dtype).eps)).to(dtype).detach().requires_grad_()
+        given, limits = x.to(dtype), torch.finfo(dtype)
+        place = given.abs().clamp(1, limits.max) * limits.eps
+        leaf = (given + units * place).to(dtype).detach().requires_grad_()
         output, bias = function(leaf), torch.zeros_like(upstream, dtype=dtype, requires_grad=True)
         gradients = torch.autograd.grad(((output + bias) * upstream.to(dtype)).sum(), [leaf, bias])
         values = [output.detach(), *gradients]

@@ -35,6 +35,25 @@ class _Softmax(torch.autograd.Function):
         return weights * (gradient - (weights * gradient).sum(ctx.dim, keepdim=True)), None
 
 
+class _LogSoftmax(torch.autograd.Function):
+    """With the gradient g - p sum_j g_j, in one step, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        shifted = x - _largest(x, dim)
+        powers = shifted.exp()
+        total = powers.sum(dim, keepdim=True)
+        ctx.save_for_backward(powers / total)
+        ctx.dim = dim
+        return shifted - total.log().masked_fill(total == 0, -torch.inf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        gradient = gradients[0]
+        return gradient - weights * gradient.sum(ctx.dim, keepdim=True), None
+
+
 def safe_softmax(x: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """e^x over its sum along `dim`; 0 where all of a row is masked."""
     return _Softmax.apply(x.to(wide(x)), dim).to(x.dtype)
@@ -54,8 +73,7 @@ def log_softmax(x: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*sh
 
     NaN where all of a row is masked, as the logarithm of a row of zeros would be.
     """
-    shifted = x.to(wide(x)) - _largest(x, dim)
-    return (shifted - log_sum_exp(shifted, dim).unsqueeze(dim)).to(x.dtype)
+    return _LogSoftmax.apply(x.to(wide(x)), dim).to(x.dtype)
 
 
 def _largest(x: Tensor, dim: int) -> Tensor:
