@@ -241,14 +241,20 @@ def functions(
 def sizes(
     model: Annotated[str | None, typer.Argument(help="a published model; all if left out")] = None,
     config: Annotated[Path | None, typer.Option(help="a config.json, or its directory")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="hold parameters and FLOPs against the reference on the meta device, too")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="write the results here as JSON")] = None,
 ) -> None:
-    """Parameters, FLOPs and cache of a model, from its configuration alone; cache in half precision."""
+    """Parameters, FLOPs and cache of a model, from its configuration alone; cache in half precision.
+
+    Counted are bert, deepseek_v3, gpt2, llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe.
+    """
     if model is not None and config is not None:
         raise typer.BadParameter("MODEL and --config cannot be given together")
     from parity import sizes as counting
 
-    raise typer.Exit(counting.run(model, config, json, console()))
+    raise typer.Exit(counting.run(model, config, verify, json, console()))
 
 
 @app.command("list")

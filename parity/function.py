@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
@@ -106,8 +106,8 @@ class Outcome:
                 self.worst[judgement.quantity.verdict] = judgement
 
 
-def hold(function: Function, examples: int | None = None, seed: int | None = None) -> Outcome:
-    """Draw examples of a function and judge each; on a failure find the smallest that fails."""
+def hold(function: Function, examples: int | None = None, seed: int | None = None, smallest: bool = True) -> Outcome:
+    """Draw examples of a function and judge each; on a failure find the smallest that fails, or leave it at that."""
     outcome, start, profile = Outcome(), time.perf_counter(), settings()
 
     def holds(example: Any) -> None:
@@ -116,7 +116,8 @@ def hold(function: Function, examples: int | None = None, seed: int | None = Non
         if not all(judgement.holds for judgement in judgements):
             raise Differs(function, example, judgements)
 
-    limited = settings(profile, max_examples=examples or profile.max_examples, **SETTINGS)
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if smallest else [])]
+    limited = settings(profile, max_examples=examples or profile.max_examples, phases=phases, **SETTINGS)
     drawn = limited(given(function.examples)(holds))
     if seed is not None or profile.derandomize:
         drawn = hypothesis_seed(seed or 0)(drawn)
@@ -147,8 +148,9 @@ def differentiable(
     """Judge an output and its gradient in every dtype: float64 is the truth, the reference's own error the yardstick.
 
     Where that fails, the yardstick gets a second look: its errors when the input moves by a unit in the last place, or
-    in that of 1 where it is smaller, which is a unit of e^x, as a single number may be right by luck. A bias is added to the output, so that a gradient which vanishes, as where a
-    softmax saturates, is not measured against its own rounding.
+    in that of 1 where it is smaller, which is one of e^x, as a single number may be right by luck. A bias is added to
+    the output, so that a gradient which vanishes, as where a softmax saturates, is not measured against its own
+    rounding.
 
     Args:
         x: the input, representable in every dtype.

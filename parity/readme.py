@@ -12,6 +12,7 @@ from typing import Any
 from parity import family as families
 from parity import gaps, sizes
 from parity import property as properties
+from parity.corrections import corrections
 from parity.family import Layer
 from parity.function import functions
 from parity.listing import covered
@@ -50,6 +51,13 @@ def published() -> str:
     """A row per published model: how large it is."""
     rows = [f"| {' | '.join(sizes.COLUMNS)} |", "|---|---:|---:|---:|---:|"]
     rows += [f"| {name} | {' | '.join(sizes.cells(sizes.of(fields)))} |" for name, fields in MODELS.items()]
+    return "\n".join(rows)
+
+
+def often_read() -> str:
+    """A row per figure that is often given otherwise than it comes out."""
+    rows = ["| often read | counted | printed by |", "|---|---|---|"]
+    rows += [f"| {each.read} | {each.found} | `{each.command}` |" for each in corrections()]
     return "\n".join(rows)
 
 
@@ -92,6 +100,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "coverage": coverage,
         "functions": beside_layers,
         "sizes": published,
+        "corrections": often_read,
         "properties": sentences,
         "gaps": contradictions,
         "mistakes": found_mistakes,

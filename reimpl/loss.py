@@ -19,7 +19,7 @@ IGNORED = -100  # the label of what does not count, as padding
 
 
 class _Rows(torch.autograd.Function):
-    """The loss of every row, with the gradient p sum_v q_v - q in one step, in which the sum is not one of roundings."""
+    """The loss of every row, with the gradient p sum_v q_v - q in one step, in which no sum is one of rounded terms."""
 
     @staticmethod
     def forward(

@@ -3,6 +3,9 @@
 A matrix takes 2 FLOPs per weight and token; scores and the sum of values take 2 per channel, head and pair of a query
 and a key, all pairs counted, as kernels compute a causal mask's other half too. A norm, an activation, a rotation take
 none here, as in `torch.utils.flop_counter`. Latent attention is counted in its expanded form.
+
+So a feed-forward layer takes 4 T d d_ff, since it has two matrices, and a gated one 6 T d d_ff; a head with a matrix of
+its own takes V d parameters a second time; and of experts a token uses k / n, but of all else everything.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +34,10 @@ class Part:
     used: int = 0
     channels: int = 0
 
+    def flops(self, length: int) -> int:
+        """Of one row."""
+        return 2 * (self.used * length + self.channels * length**2)
+
     def __add__(self, other: "Part") -> "Part":
         numbers = (self.parameters + other.parameters, self.used + other.used, self.channels + other.channels)
         return Part(self.name, *numbers)
@@ -57,9 +64,13 @@ class Size:
         """Weights that a token is multiplied with."""
         return sum(part.used for part in self.parts)
 
+    def part(self, name: str) -> Part:
+        """The part of that name."""
+        return next(part for part in self.parts if part.name == name)
+
     def flops(self, batch: int, length: int) -> int:
         """Of one forward over rows without a cache, logits at every position."""
-        return 2 * batch * sum(part.used * length + part.channels * length**2 for part in self.parts)
+        return batch * sum(part.flops(length) for part in self.parts)
 
 
 def size(config: Config) -> Size:
@@ -73,7 +84,8 @@ def size(config: Config) -> Size:
     for kind, count in COUNTED.items():
         if type(config) is kind:
             return count(config)
-    raise ConfigError(f"{type(config).__name__} is not counted; counted are {', '.join(k.__name__ for k in COUNTED)}")
+    counted = ", ".join(sorted(str(kind.ONLY["model_type"]) for kind in COUNTED))
+    raise ConfigError(f"model_type {type(config).ONLY['model_type']} is not counted; counted are {counted}")
 
 
 def _matrix(name: str, rows: int, columns: int, bias: bool = False, stored: int = 1, used: int = 1) -> Part:
