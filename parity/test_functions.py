@@ -8,7 +8,8 @@ import torch
 
 from parity.function import Function, find, functions, hold
 from parity.functions import balance as balancing
-from reimpl import balance, bpe, loss, schedule, softmax
+from reimpl import balance, bpe, loss, position, schedule, softmax
+from reimpl.marian import MarianEmbeddings
 
 pytestmark = pytest.mark.parity
 every_function = pytest.mark.parametrize("function", functions().values(), ids=functions())
@@ -44,6 +45,14 @@ MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
         schedule,
         "learning_rate",
         lambda step, size, warmup: (size * (step + 1)) ** -0.5,
+    ),
+    "positions begin anew after what is cached": (
+        "positions",
+        MarianEmbeddings,
+        "embed",
+        lambda self, ids, words, seen: (
+            words * self.scale + position.sinusoidal(torch.arange(words.shape[1]), words.shape[-1])
+        ),
     ),
     "the bias goes the wrong way": ("balance", balance, "moved", lambda bias, load, speed: bias - speed),
 }
