@@ -17,6 +17,7 @@ pytestmark = pytest.mark.parity
 
 NO_SIZE = ("cross", "decoder", "rope")  # some rotary tables ask for values, which the meta device has none of
 COUNTABLE = sizes.counted()
+POINT = families.load("fnet").point(families.load("fnet").layers[-1], {})
 
 
 def counted(model: str) -> Any:
@@ -71,7 +72,7 @@ def test_what_is_not_counted_is_refused() -> None:
     with pytest.raises(ConfigError, match="add_cross_attention"):
         size(decoder)
     with pytest.raises(ConfigError, match=f"model_type fnet is not counted; counted are {', '.join(COUNTABLE)}"):
-        size(families.load("fnet").config.from_dict({"model_type": "fnet"}))
+        size(families.load("fnet").config.from_dict(families.load("fnet").configure(POINT)))
 
 
 class TestWhatIsOftenRead:

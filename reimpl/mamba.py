@@ -140,8 +140,8 @@ class MambaMixer(nn.Module):
     """out(y silu(gate)), with y the scan of a short convolution's output, which gives steps, B and C itself (fig. 3).
 
     `hidden_act` follows the convolution; the gate's activation is SiLU whatever it says. The state is kept in at least
-    float32. A token that is padding enters the recurrence as zeros, so that it adds
-    nothing to the state, which decays over it all the same.
+    float32. A token that is padding enters the recurrence as zeros, so that it adds nothing to the state, which decays
+    over it all the same.
     """
 
     def __init__(self, config: MambaConfig, layer_idx: int = 0) -> None:
@@ -168,7 +168,7 @@ class MambaMixer(nn.Module):
         return self.out_proj(self.recur(u, cache) * F.silu(gate))
 
     def recur(self, u: Float[Tensor, "batch seq inner"], cache: StateCache | None) -> Float[Tensor, "batch seq inner"]:
-        """The scan, and what passes it by."""
+        """The scan, and what passes it by, which is no less wide: gradients of D are sums over all tokens."""
         step, B, C = self.x_proj(u).split(self.sizes, dim=-1)
         dtype = wide(u)
         step = F.softplus(self.dt_proj(step)).to(dtype)
@@ -176,10 +176,11 @@ class MambaMixer(nn.Module):
         if h is None:
             h = u.new_zeros(u.shape[0], *self.A_log.shape, dtype=dtype)
         A = -self.A_log.to(dtype).exp()
-        y, h = selective_scan(u.to(dtype), step, A, B.to(dtype), C.to(dtype), h)
+        wide_u = u.to(dtype)
+        y, h = selective_scan(wide_u, step, A, B.to(dtype), C.to(dtype), h)
         if cache is not None:
             cache.hold(u.shape[1], recurrence=h)
-        return (y + self.D * u).to(u.dtype)
+        return (y + self.D * wide_u).to(u.dtype)
 
 
 def without_padding(
