@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -63,9 +64,8 @@ def formula(tokens: Tokens, channels: list[int]) -> Tensor:
 
 def marian(tokens: Tokens) -> Tensor:
     """What the reference looks up after so many cached tokens, [length, size]."""
-    table = reference.layer_class("marian", "MarianSinusoidalPositionalEmbedding")(
-        tokens.offset + tokens.length, tokens.size
-    )
+    cls: Any = reference.layer_class("marian", "MarianSinusoidalPositionalEmbedding")
+    table = cls(tokens.offset + tokens.length, tokens.size)
     table.weight.data = table.create_weight()
     with torch.no_grad():
         return table(torch.Size((ROWS, tokens.length)), tokens.offset)
@@ -73,19 +73,17 @@ def marian(tokens: Tokens) -> Tensor:
 
 def embeddings(tokens: Tokens) -> MarianEmbeddings:
     """Ours, of which only the positions and the scale matter here."""
-    width = {"d_model": tokens.size, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
-    rest = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"), 1)
-    limit = tokens.offset + tokens.length
-    config = MarianConfig(
-        vocab_size=2,
-        pad_token_id=0,
-        scale_embedding=tokens.scaled,
-        dropout=0.0,
-        max_position_embeddings=limit,
-        **width,
-        **rest,
-    )
-    return MarianEmbeddings(config)
+    fields = {
+        "model_type": "marian",
+        "vocab_size": 2,
+        "pad_token_id": 0,
+        "d_model": tokens.size,
+        "scale_embedding": tokens.scaled,
+        "dropout": 0.0,
+        "max_position_embeddings": tokens.offset + tokens.length,
+        **{f"{side}_{what}": 1 for side in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")},
+    }
+    return MarianEmbeddings(MarianConfig.from_dict(fields))
 
 
 def _held(values: dict[str, tuple[Tensor, Tensor]]) -> list[Judgement]:
