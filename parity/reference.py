@@ -308,7 +308,8 @@ class Reference:
     def router_logits(self, case: Case) -> tuple[Tensor, ...]:
         """What the routers of a whole model give to all experts, layer by layer, [tokens, experts].
 
-        The model without its head is asked: with it a loss is computed, which fails where no layer has experts.
+        The model without its head is asked: with it a loss is computed, which fails where no layer has experts (gap
+        qwen3-moe-dense).
         """
         _, named = self.arguments(case, Step(0, 0, case.scenario.length), case.ids)
         return self.module.base_model(**named, output_router_logits=True).router_logits or ()
