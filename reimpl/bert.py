@@ -74,7 +74,7 @@ class BertConfig(Config):
 class BertEmbeddings(nn.Module):
     """LayerNorm(token + position + token type)."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.position_embeddings = LearnedPosition(config.max_position_embeddings, config.hidden_size)
@@ -91,10 +91,12 @@ class BertEmbeddings(nn.Module):
     ) -> Float[Tensor, "batch seq hidden"]:
         """Of tokens given by `ids` or by their `embeddings`; all of the first type unless `token_types` says so."""
         words = self.word_embeddings(ids) if embeddings is None else embeddings
-        types = torch.zeros_like(positions) if token_types is None else token_types
-        return self.dropout(
-            self.LayerNorm(words + self.token_type_embeddings(types) + self.position_embeddings(positions))
-        )
+        types = self.token_type_embeddings(torch.zeros_like(positions) if token_types is None else token_types)
+        return self.dropout(self.project(self.LayerNorm(words + types + self.position_embeddings(positions))))
+
+    def project(self, x: Float[Tensor, "batch seq hidden"]) -> Float[Tensor, "batch seq hidden"]:
+        """Nothing here; FNet has a matrix."""
+        return x
 
 
 class BertOutput(nn.Module):

@@ -11,13 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from reimpl.bert import BertOnlyMLMHead, BertPooler
+from reimpl.bert import BertEmbeddings, BertOnlyMLMHead, BertPooler
 from reimpl.checkpoint import Pretrained
 from reimpl.config import GENERIC, Config, between, known_activation
 from reimpl.feedforward import FeedForward
 from reimpl.metaformer import MetaFormerBlock
 from reimpl.norm import LayerNorm
-from reimpl.position import LearnedPosition
 from reimpl.precision import wide
 from reimpl.weights import Derived, Rule, Same, Tied
 
@@ -105,29 +104,15 @@ class FNetLayer(MetaFormerBlock):
         )
 
 
-class FNetEmbeddings(nn.Module):
+class FNetEmbeddings(BertEmbeddings):
     """Linear(LayerNorm(token + position + token type))."""
 
     def __init__(self, config: FNetConfig) -> None:
-        super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.position_embeddings = LearnedPosition(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        super().__init__(config)
         self.projection = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(
-        self,
-        ids: Int[Tensor, "batch seq"] | None,
-        positions: Int[Tensor, "#batch seq"],
-        token_types: Int[Tensor, "batch seq"] | None = None,
-        embeddings: Float[Tensor, "batch seq hidden"] | None = None,
-    ) -> Float[Tensor, "batch seq hidden"]:
-        """Of tokens given by `ids` or by their `embeddings`; all of the first type unless `token_types` says so."""
-        x = self.word_embeddings(ids) if embeddings is None else embeddings
-        kind = self.token_type_embeddings(torch.zeros_like(positions) if token_types is None else token_types)
-        return self.dropout(self.projection(self.LayerNorm(x + kind + self.position_embeddings(positions))))
+    def project(self, x: Float[Tensor, "batch seq hidden"]) -> Float[Tensor, "batch seq hidden"]:
+        return self.projection(x)
 
 
 class FNetEncoder(nn.Module):
