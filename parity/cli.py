@@ -77,7 +77,10 @@ def check(
     examples: Annotated[int, typer.Option(min=1, help="configurations that are drawn")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same")] = 0,
     point: Annotated[int | None, typer.Option(min=0, help="only the configuration of this number")] = None,
-    scenario: Annotated[str | None, typer.Option(help="only this scenario, such as decode")] = None,
+    draws: Annotated[int, typer.Option(min=0, help="scenarios drawn for each of them, beside the named ones")] = 3,
+    scenario: Annotated[
+        str | None, typer.Option(help="only this one: decode, or a line as a mismatch prints it")
+    ] = None,
     layer_idx: Annotated[int | None, typer.Option(min=0, help="which layer of the model; else the first")] = None,
     shared: Annotated[list[str] | None, typer.Option(help="a function of the reference that yours may call")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="seconds that one call of yours may take")] = 60.0,
@@ -106,6 +109,7 @@ def check(
         tuple(prop or PROPERTIES),
         _dtypes(dtype) or tuple(DTYPES),
         examples,
+        draws,
         seed,
         point,
         scenario,

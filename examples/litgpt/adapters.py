@@ -32,7 +32,7 @@ from litgpt.config import Config
 from torch import nn
 
 from parity.check.adapter import Adapter, Constructed, Recorded
-from parity.check.weights import Turned
+from parity.check.rules import Turned
 from reimpl.weights import Same, Stacked
 
 ROOM = 64  # tokens that a cache has room for

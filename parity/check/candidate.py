@@ -11,12 +11,15 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from parity.check.adapter import Adapter, Constructed, DropIn, Function
 from parity.check.ours import Ours, is_ours
@@ -118,37 +121,51 @@ def _imported(name: str, shown: str, what: str) -> ModuleType:
     return with_message(lambda: importlib.import_module(name), f"{what} {shown} cannot be imported")
 
 
-def with_message(run: Any, failing: str) -> Any:
+def with_message(run: Any, failing: str, *passed: type[BaseException]) -> Any:
     """Run what is the user's; whatever it raises becomes one line that names the place.
+
+    Args:
+        passed: what is of one line already.
 
     Raises:
         CandidateError: with the exception and its last frame in the user's own files.
     """
     try:
         return run()
-    except (Exception, SystemExit) as error:
+    except passed:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise CandidateError(f"{failing}: {said(error)}") from error
 
 
 def said(error: BaseException) -> str:
     """An exception in one line, with its last frame outside of libraries."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of an odd class
+        text = ""
     if len(text) > LONGEST:
         text = text[:LONGEST] + " ..."
     return f"{type(error).__name__}{f': {text}' if text else ''}{_where(error)}"
 
 
 LONGEST = 400
-OURS = str(Path(__file__).resolve().parent)
-LIBRARIES = ("site-packages", "dist-packages", "<", OURS, str(Path(inspect.__file__).parent))
+OURS = Path(__file__).resolve().parents[1]
+LIBRARIES = ("site-packages", "dist-packages", "<", str(Path(inspect.__file__).parent))
 
 
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(library in frame.filename for library in LIBRARIES)]
+    own = [frame for frame in frames if not _is_library(frame.filename)]
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
     return f" ({_short(own[-1].filename)}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+
+
+def _is_library(filename: str) -> bool:
+    """Whether a file is none of the user's; layers beside our own tests are."""
+    within = Path(filename).is_relative_to(OURS) and not Path(filename).is_relative_to(OURS / "meta")
+    return within or any(library in filename for library in LIBRARIES)
 
 
 def _short(filename: str) -> str:
@@ -196,15 +213,40 @@ def build(adapter: Adapter, target: Any, constructed: Constructed) -> nn.Module:
         )
     if isinstance(adapter, DropIn):
         _check_signature(target, name, constructed.args, constructed.kwargs)
-    module = with_message(lambda: adapter.build(target, constructed), f"candidate {name} cannot be built")
+    with defaults_kept():
+        module = with_message(lambda: adapter.build(target, constructed), f"candidate {name} cannot be built")
     if not isinstance(module, nn.Module):
         raise CandidateError(f"candidate {name}: gives a {type(module).__name__}, but should give an nn.Module")
+    with_message(lambda: _readable(module), f"candidate {name} cannot be read")
     if meta := [key for key, value in tensors(module) if value.is_meta]:
         raise CandidateError(
             f"candidate {name}: {meta[0]} and {len(meta) - 1} more tensors are on the meta device and hold no numbers;"
             " build it on the CPU (to_empty(device='cpu') before it is returned)"
         )
     return module
+
+
+@contextmanager
+def defaults_kept() -> Iterator[None]:
+    """What is set for all of torch, its dtype and its device, is what it was once the context ends."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+
+
+def _readable(module: nn.Module) -> None:
+    """That parameters and state can be read; what the first call initialises has none yet.
+
+    Raises:
+        ValueError: naming a parameter that is not there yet.
+    """
+    if lazy := [name for name, parameter in module.named_parameters() if isinstance(parameter, UninitializedParameter)]:
+        raise ValueError(f"{lazy[0]} is made by the first call only; call it once before it is returned")
+    module.state_dict()
 
 
 def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -29,9 +29,13 @@ class Text:
 
     Attributes:
         steps: how many tokens are given at once; more than one step needs a cache.
-        padding: tokens of each row that are padding: in front where a cache follows, behind for an encoder.
+        padding: tokens of each row that are padding.
+        side: where a decoder's rows are padded; an encoder's always are behind.
         cached: whether a cache is filled.
         masked: whether a mask of all tokens so far is given, as generation does; where there is padding it always is.
+        counted: whether positions are given that leave padding out.
+        offset: the position of the first token, where it is given.
+        scale: what the inputs of the class under test are multiplied with.
     """
 
     name: str
@@ -41,6 +45,15 @@ class Text:
     cached: bool = True
     masked: bool = False
     seed: int = 0
+    side: str = "left"
+    counted: bool = True
+    offset: int = 0
+    scale: float = 1.0
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether it makes sense without a cache."""
+        return len(self.steps) == 1 or self.name in ONE_PASS
 
     @property
     def length(self) -> int:
@@ -92,16 +105,18 @@ def drive(model: nn.Module, task: str, text: Text, recorder: Recorder) -> None:
     """
     steps = list(STEPS[task](model, text))
     accepted = inspect.signature(model.forward).parameters
+    if text.offset and "position_ids" not in accepted:
+        raise Undriven("the reference takes no positions")
     remembered: dict[str, Any] = {}
     with torch.no_grad(), recorder.on():
         for step, (arguments, valid, valid_so_far) in enumerate(steps):
-            recorder.begin(step, valid, valid_so_far)
+            recorder.begin(step, valid, valid_so_far, sum(text.steps[:step]))
             named = {name: value for name, value in {**arguments, **remembered}.items() if name in accepted}
             try:
                 output = model(**named)
             except Exception as error:
                 raise Undriven(f"the reference raises {type(error).__name__} in step {step}: {_line(error)}") from error
-            if step + 1 == len(steps) or (text.name in ONE_PASS and not keeps_cache(output)):
+            if step + 1 == len(steps) or (text.one_pass and not keeps_cache(output)):
                 break
             remembered |= carried(output, accepted)
 
@@ -133,28 +148,30 @@ Steps = Iterator[tuple[dict[str, Any], Tensor | None, Tensor | None]]
 
 
 def _causal(model: nn.Module, text: Text) -> Steps:
-    """Chunks of one text, left-padded, with the mask of all tokens so far, as generation gives them."""
+    """Chunks of one text with the mask of all tokens so far, as generation gives them."""
     tokens = ids(model.config, text.rows, text.length, text.seed, "tokens")
-    valid = _valid(text, left=True)
+    valid = _valid(text, text.length, text.side == "left")
     stop = 0
     for count in text.steps:
         start, stop = stop, stop + count
         arguments: dict[str, Any] = {"input_ids": tokens[:, start:stop], "use_cache": text.cached}
         if text.masked or not valid.all():
             arguments["attention_mask"] = valid[:, :stop].long()
-        if not valid.all():
+        if not valid.all() and text.counted:
             positions = valid[:, :stop].long().cumsum(1).sub(1).clamp(min=0)
             arguments["position_ids"] = positions[:, start:stop]
+        elif text.offset:
+            arguments["position_ids"] = (text.offset + torch.arange(start, stop)).expand(text.rows, -1)
         yield arguments, _unless_all(valid[:, start:stop]), _unless_all(valid[:, :stop])
 
 
 def _one_pass(model: nn.Module, text: Text) -> Steps:
     """All tokens at once, right-padded, of two types."""
-    if text.name not in ONE_PASS:
+    if not text.one_pass:
         raise Undriven("the reference sees all tokens at once and keeps no cache")
     length = text.steps[0]
     tokens = ids(model.config, text.rows, length, text.seed, "tokens")
-    valid = _valid(text, left=False)[:, :length]
+    valid = _valid(text, length, left=False)
     pad = getattr(model.config, "pad_token_id", None)
     tokens = tokens if pad is None else tokens.where(valid, pad)
     arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": valid.long()}
@@ -178,9 +195,8 @@ def _seq2seq(model: nn.Module, text: Text) -> Steps:
         yield arguments | {"decoder_input_ids": target[:, start:stop]}, _unless_all(seen), _unless_all(seen)
 
 
-def _valid(text: Text, left: bool) -> Tensor:
-    """Which tokens are no padding, [rows, length of the text or of its first step]."""
-    length = text.length if left else text.steps[0]
+def _valid(text: Text, length: int, left: bool) -> Tensor:
+    """Which tokens are no padding, [rows, length]."""
     padding = torch.tensor(text.padding)[:, None]
     places = torch.arange(length)
     return places >= padding if left else places < length - padding

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from parity import reference
-from parity.check import guard, replay
+from parity.check import drawn, drive, guard, replay
+from parity.check.cause import cause_of
+from parity.check.guest import HANGS
 from parity.check.locate import Located, locate, look
 from parity.check.mend import mended
 from parity.check.result import Failure, Row, Where
+from parity.check.verdict import is_first, judged
 from parity.compare import Judgement, Unequal, worst
 from parity.mismatch import MEASURED, NAMES
 
@@ -24,10 +27,15 @@ if TYPE_CHECKING:
 SHOWN = 4  # names in one enumeration
 
 
-def explained(sites: Sequence[Site], rows: Sequence[Row]) -> list[dict[str, Any]]:
+def explained(
+    sites: Sequence[Site], rows: Sequence[Row], beat: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:
     """The mismatch of the first property that fails: that of the simplest call, float64 first.
 
     Where the forward is wrong the gradients are, too, and there is nothing to learn from them.
+
+    Args:
+        beat: called again and again while causes are looked for.
     """
     of_number = {site.number: site for site in sites}
     found: dict[str, dict[str, Any]] = {}
@@ -38,11 +46,12 @@ def explained(sites: Sequence[Site], rows: Sequence[Row]) -> list[dict[str, Any]
             live = row.prop.startswith("swap")
             words, shown = ([], []) if live else look(site, failure)
             located = None if live else locate(site, failure)
+            cause = [] if live else list(_cause(sites, site, failure, beat))
             found[row.prop] = {
                 "property": row.prop,
                 "dtype": NAMES[row.dtype],
                 "headline": _headline(site, failure),
-                "lines": [list(line) for line in _lines(site, row, failure, rows, words, located)],
+                "lines": [list(line) for line in _lines(site, row, failure, rows, words, located, cause, beat)],
                 "pictures": [asdict(each) for each in shown],
                 "course": [] if located is None else located.course,
                 "first": None if located is None else located.first,
@@ -57,7 +66,14 @@ def _headline(site: Site, failure: Failure) -> str:
 
 
 def _lines(
-    site: Site, row: Row, failure: Failure, rows: Sequence[Row], words: Sequence[str], located: Located | None
+    site: Site,
+    row: Row,
+    failure: Failure,
+    rows: Sequence[Row],
+    words: Sequence[str],
+    located: Located | None,
+    cause: Sequence[tuple[str, str]],
+    beat: Callable[[], None],
 ) -> Iterator[tuple[str, str]]:
     measured = [judgement for judgement in failure.failed if judgement.quantity.verdict in MEASURED]
     largest = worst(measured)
@@ -79,20 +95,28 @@ def _lines(
             yield "also", _few(list(dict.fromkeys(others)))
     if words:
         yield "outputs", ", ".join(words)
-    if not live and set(failure.verdicts) & {"output", "cache"} and failure.said is None:
-        yield from _cause(site, failure)
+    yield from cause
     yield "fails", _spread(row, rows)
-    yield "smallest", f"{_scenario(failure.where)}, configuration {failure.where.number} ({failure.where.point})"
-    yield "again", again(site.session.options, row, failure.where)
+    scenario = failure.where.scenario if live else smallest(site, row, failure, beat)
+    yield "smallest", f"{scenario}, configuration {failure.where.number} ({failure.where.point})"
+    yield "again", again(site.session.options, row, replace(failure.where, scenario=scenario))
 
 
-def _cause(site: Site, failure: Failure) -> Iterator[tuple[str, str]]:
-    """What would mend it, if anything known does."""
-    repair, tried = mended(site, failure)
-    if repair is None:
-        yield "cause", f"unknown: none of {tried} repairs of the weights makes it right"
-    else:
+def _cause(sites: Sequence[Site], site: Site, failure: Failure, beat: Callable[[], None]) -> Iterator[tuple[str, str]]:
+    """The mistake that it makes, and what would mend it, as far as anything known does."""
+    if failure.said is not None or not set(failure.verdicts) & {"output", "cache"}:
+        return
+    cause, (repair, tried) = cause_of(sites, beat), mended(site, failure, beat)
+    if cause.names:
+        yield "cause", str(cause)
+    elif repair is not None:
         yield "cause", f"right with other weights: {repair.what}   (explains the whole difference)"
+    else:
+        yield (
+            "cause",
+            f"unknown: none of {cause.tried} known mistakes explains it, and none of {tried} repairs mends it",
+        )
+    if repair is not None:
         yield "fix", repair.line + ("" if repair.whole else "   (the cache keeps an order of its own)")
 
 
@@ -140,17 +164,45 @@ def _spread(row: Row, rows: Sequence[Row]) -> str:
     failing = list(dict.fromkeys(failure.where.scenario for failure in row.failures))
     holding = [name for name in row.ran if name not in failing]
     dtypes = [other.dtype for other in rows if other.prop == row.prop and other.failures]
-    text = f"in {len(row.failures)} of {row.cases} calls: {', '.join(failing)}"
+    text = f"in {len(row.failures)} of {row.cases} calls: {_scenarios(failing)}"
     if holding:
-        text += f"; holds in {', '.join(holding)}"
+        text += f"; holds in {_scenarios(holding)}"
     plain = [failure for failure in row.failures if failure.where.number == 0]
     if not plain:
         text += "; holds in the plain configuration"
     return f"{text}; in {', '.join(dtypes)}"
 
 
-def _scenario(where: Where) -> str:
-    return where.scenario if where.call == 0 else f"call {where.call} of {where.scenario}"
+def _scenarios(names: Sequence[str]) -> str:
+    """Those that have a name, and how many were drawn."""
+    count = sum(name not in drive.TEXTS for name in names)
+    return ", ".join([*(name for name in names if name in drive.TEXTS), *([f"{count} drawn"] if count else [])])
+
+
+def fails(site: Site, row: Row, scenario: str) -> bool:
+    """Whether a scenario shows that a row's property does not hold."""
+    if site.built.refusal(scenario) is not None:
+        return False
+    calls = [call for call in site.built.calls(scenario) if row.prop == "forward" or is_first(call)]
+    try:
+        found = [judged(site.built, site.guest(row.dtype), call, row.prop, row.dtype) for call in calls]
+    except Unequal:
+        return True
+    return not all(judgement.holds for each in found for judgement in each)
+
+
+def smallest(site: Site, row: Row, failure: Failure, beat: Callable[[], None]) -> str:
+    """The smallest scenario that fails as well, as a line; the one that failed, if no line does."""
+    scenario = failure.where.scenario
+    if failure.said is not None and HANGS in failure.said:
+        return scenario  # it would do so again and again
+
+    def still(line: str) -> bool:
+        beat()
+        return fails(site, row, line)
+
+    line = drawn.line_of(site.built.text(scenario))
+    return drawn.smallest(line, still) if still(line) else scenario
 
 
 def again(options: Options, row: Row, where: Where) -> str:

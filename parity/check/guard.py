@@ -35,7 +35,7 @@ class Calls:
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(before if callable(before) else None)
 
 
 def refused_calls(names: Iterable[str], shared: Sequence[str]) -> str | None:

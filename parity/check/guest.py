@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from parity.check import tree
 from parity.check.adapter import Adapter, DoesNotFit, Recorded, own_layer
-from parity.check.candidate import CandidateError, said, skeleton
+from parity.check.candidate import CandidateError, defaults_kept, said, skeleton
 from parity.check.guard import Calls
+from parity.check.held import Holder, restore
 from parity.check.record import Call
 from parity.check.replay import Replayed, argument_name, arguments, as_record, cotangent, defined, same, with_leaves
 from parity.check.sandbox import TimeUp, alarm
@@ -21,6 +22,8 @@ from parity.check.weights import back
 from parity.compare import Quantity, Record, Unequal
 from parity.oracle import lifted
 from reimpl.weights import Rule
+
+HANGS = "the candidate does not return within"
 
 
 class Hangs(Unequal):
@@ -36,6 +39,7 @@ class Guest:
         state: what the adapter keeps from one step of a scenario to the next.
         notes: what is tolerated but worth saying.
         calls: the reference's functions that it runs.
+        on_disk: whether its rules lead from the names on disk, not from those in memory.
     """
 
     adapter: Adapter
@@ -48,7 +52,11 @@ class Guest:
     state: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     calls: Calls = field(default_factory=Calls)
+    on_disk: bool = False
     _last: Call | None = None
+
+    def __post_init__(self) -> None:
+        self._fresh = Holder(self.module).held()
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -66,7 +74,8 @@ class Guest:
         """
         if call.step == 0:
             self.state = {}
-        elif self.state and call.earlier and self._last is not call.earlier[-1]:
+            restore(self.module, self._fresh if call.held else {})
+        elif (self.state or call.held) and call.earlier and self._last is not call.earlier[-1]:
             for each in call.earlier:  # what the adapter keeps is of another text
                 self.run(each, *arguments(each, self.dtype))
         self._last = call
@@ -83,17 +92,17 @@ class Guest:
             self.state,
         )
         try:
-            with alarm(self.seconds), self.calls.noted(), self.context():
+            with alarm(self.seconds), self.calls.noted(), self.context(), defaults_kept():
                 returned = self.adapter.call(self.module, recorded)
         except TimeUp:
-            raise Hangs(f"the candidate does not return within {self.seconds:g} s") from None
+            raise Hangs(f"{HANGS} {self.seconds:g} s") from None
         except DoesNotFit as error:
             name = type(self.module).__name__
             raise CandidateError(
                 f"candidate {name} cannot be called as the reference is: {error}; write an adapter and give it with"
                 f" --adapter:\n\n{skeleton(name)}"
             ) from None
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise Unequal(f"the candidate raises {said(error)}") from error
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise Unequal(f"the adapter returns {_kind(returned)}, but should return a pair: output, cache")
@@ -115,6 +124,9 @@ class Guest:
             for path, value in before.items()
             if not any(path[: len(outer)] == outer for outer in kept) and not same(value, after.get(path))
         ]
+        for value in tree.tensors((output, cache)).values():
+            if odd := _odd(value):
+                raise Unequal(f"the candidate returns a tensor that {odd}; it should be a plain one on the CPU")
         contents = self.contents(values_of(truth, "cache"), args, kwargs, output, cache)
         return Replayed(self.outputs(values_of(truth, "output"), output), contents, written)
 
@@ -176,12 +188,24 @@ class Guest:
         record = Record([], [], [])
         named = dict(zip(leaves, values, strict=False))
         of_parameters = dict(zip(self.parameters, values[len(leaves) :], strict=True))
-        named |= back(of_parameters, self.rules)
+        try:
+            named |= back(of_parameters, self.rules)
+        except Exception as error:  # of a function of the user's
+            raise Unequal(f"the rules of the weights do not lead back: {said(error)}") from error
         for name, value in named.items():
             record.quantities.append(Quantity(f"gradient of {name}", "gradient", call.step))
             record.values.append(value)
             record.valid.append(defined(call, value) if name in leaves else None)
         return record
+
+
+def _odd(value: Tensor) -> str | None:
+    """Why nothing can be compared with a tensor, if so."""
+    if value.is_meta:
+        return "is on the meta device and holds no numbers"
+    if value.is_nested or value.layout is not torch.strided:
+        return f"is {'nested' if value.is_nested else str(value.layout).removeprefix('torch.')}"
+    return None if value.device.type == "cpu" else f"is on {value.device}"
 
 
 def _differentiated(call: Call, results: Mapping[str, Tensor], wanted: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from parity.check.weights import Shapes, Turned
+from parity.check.rules import Shapes, Turned
 from reimpl.weights import Rule, Same, Split, Stacked, Transposed, WeightError
 
 SYNONYMS: Mapping[str, str] = {
@@ -223,6 +223,6 @@ def _unmatched(left: Shapes, room: Shapes) -> str:
 
     return (
         f"the candidate's weights cannot all be told from names and shapes: of the reference is left {listed(left)}; of"
-        f" the candidate {listed(room)}; say what becomes what with --weights rules.toml, or build it with the same"
-        " sizes and biases as in the config"
+        f" the candidate {listed(room)}; say with --weights rules.toml what becomes what, or what the candidate's own"
+        " tensors hold ([[own]]), or build it with the same sizes and biases as in the config"
     )

@@ -59,7 +59,7 @@ def locate(site: Site, failure: Failure) -> Located | None:
 
 
 def _located(site: Site, call: Call, names: list[str]) -> Located | None:
-    guest, module = site.guest("f64"), site.built.module(F64)
+    guest, module = site.guest("f64"), site.built.module(F64, call=call)
     watch, collect = Watch(), Collect(guest.parameters.values())
     args, kwargs = replay.arguments(call, F64)
     cache = next(iter(tree.caches((args, kwargs)).values()), None)

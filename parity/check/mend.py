@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +21,20 @@ if TYPE_CHECKING:
     from parity.check.session import Site
 
 
-def mended(site: Site, failure: Failure) -> tuple[Repair | None, int]:
-    """A repair of the weights that makes the candidate right, if there is any, and how many were tried."""
+MOST_SECONDS = 60.0  # of looking for a repair
+
+
+class _Enough(Exception):
+    """It was looked for long enough."""
+
+
+def mended(site: Site, failure: Failure, beat: Callable[[], None] = lambda: None) -> tuple[Repair | None, int]:
+    """A repair of the weights that makes the candidate right, if there is any, and how many were tried.
+
+    Args:
+        beat: called before each of them.
+    """
+    start = time.process_time()
     calls = _first_calls(site)
     guest, tried = site.guest("f64"), 0
     weights = {name: value.detach().clone() for name, value in guest.parameters.items()}
@@ -31,6 +44,9 @@ def mended(site: Site, failure: Failure) -> tuple[Repair | None, int]:
 
     def count() -> None:
         nonlocal tried
+        beat()
+        if time.process_time() - start > MOST_SECONDS:
+            raise _Enough
         tried += 1
 
     def confirmed(repair: Repair) -> bool:
@@ -42,7 +58,7 @@ def mended(site: Site, failure: Failure) -> tuple[Repair | None, int]:
             weights, lambda given: _run(site, guest, call, given), truth, confirm=confirmed, on_try=count
         )
         return found, tried
-    except Unequal:
+    except (Unequal, _Enough):
         return None, tried
     finally:
         _load(guest, weights)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from parity.check import tree
+from parity.check.held import Held, Holder, changing
 
 
 @dataclass(eq=False)
@@ -35,6 +36,8 @@ class Call:
         tables: for such a dtype, what the model computes there of positions alone, by path: rotary tables and the like.
             They are no inputs to be rounded, as a candidate may compute them for itself.
         earlier: the calls before it in its scenario.
+        seen: the tokens of a row in the steps before it.
+        held: what the module remembered in itself before the call, as far as that changes; empty for most.
     """
 
     path: str
@@ -50,6 +53,8 @@ class Call:
     dtypes: Callable[[torch.dtype], Mapping[tree.Path, torch.dtype]] | None = None
     tables: Callable[[torch.dtype], Mapping[tree.Path, Tensor]] | None = None
     earlier: Sequence[Call] = ()
+    seen: int = 0
+    held: Held = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"step {self.step} of {self.path or 'the model'}"
@@ -81,26 +86,33 @@ class Recorder:
     @contextmanager
     def on(self) -> Iterator[Recorder]:
         """Record as long as the context lasts."""
-        handles = []
+        handles, holders = [], {path: Holder(module) for path, module in self._modules.items()}
         for path, module in self._modules.items():
             open_calls: list[Call] = []
-            handles.append(module.register_forward_pre_hook(self._before(path, open_calls), with_kwargs=True))
+            before = self._before(path, open_calls, holders[path])
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(self._after(open_calls), with_kwargs=True))
         try:
             yield self
         finally:
             for handle in handles:
                 handle.remove()
+        for path, holder in holders.items():
+            calls = [call for call in self.calls if call.path == path]
+            changed = changing([*(call.held for call in calls), holder.held()]) if calls else set()
+            for call in calls:
+                call.held = {place: value for place, value in call.held.items() if place in changed}
 
-    def begin(self, step: int, valid: Tensor | None, valid_so_far: Tensor | None) -> None:
+    def begin(self, step: int, valid: Tensor | None, valid_so_far: Tensor | None, seen: int = 0) -> None:
         """What the following calls belong to."""
-        self.step, self.valid, self.valid_so_far = step, valid, valid_so_far
+        self.step, self.valid, self.valid_so_far, self.seen = step, valid, valid_so_far, seen
 
-    def _before(self, path: str, open_calls: list[Call]) -> Any:
+    def _before(self, path: str, open_calls: list[Call], holder: Holder) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             copied, named = tree.snapshot((args, kwargs))
             call = Call(path, self.step, copied, named, parameter_names(module))
-            call.valid, call.valid_so_far = self.valid, self.valid_so_far
+            call.valid, call.valid_so_far, call.seen = self.valid, self.valid_so_far, self.seen
+            call.held = holder.held()
             open_calls.append(call)
             self.calls.append(call)
 
@@ -142,4 +154,6 @@ def rounded(call: Call) -> Call:
         return torch.where(tensor == lowest, lowest, tensor.to(torch.bfloat16).to(tensor.dtype))
 
     args, kwargs = tree.converted(call.given, nearest)
-    return Call(call.path, call.step, args, kwargs, call.names, valid=call.valid, valid_so_far=call.valid_so_far)
+    new = Call(call.path, call.step, args, kwargs, call.names, seen=call.seen, held=call.held)
+    new.valid, new.valid_so_far = call.valid, call.valid_so_far
+    return new

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from parity.check import tree
+from parity.check.held import restore
 from parity.check.record import Call
 from parity.compare import Quantity, Record
 from parity.oracle import lifted
@@ -62,6 +63,8 @@ def arguments(call: Call, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str
 
 def exactly(module: Caller, call: Call) -> Replayed:
     """Replay a call as it was recorded, without rounding or casting anything."""
+    if isinstance(module, nn.Module):
+        restore(module, call.held)
     return run(module, *tree.snapshot(call.given))
 
 
@@ -176,6 +179,18 @@ def gradients(
         record.values.append(value)
         record.valid.append(defined(call, value) if name in leaves else None)
     return record
+
+
+def scaled(call: Call, factor: float) -> Call:
+    """The call with other magnitudes of what is learnt through: neither of tables and masks, nor of caches."""
+    held = list(tree.caches(call.given))
+
+    def scale(path: tree.Path, tensor: Tensor) -> Tensor:
+        fixed = FIXED.search(_parameter(call, path)) or any(path[: len(outer)] == outer for outer in held)
+        return tensor.clone() if fixed or not tensor.is_floating_point() else tensor * factor
+
+    args, kwargs = tree.converted(call.given, scale)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 FIXED = re.compile(r"mask|position|cos|sin|rotary|rope")

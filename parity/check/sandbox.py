@@ -121,7 +121,7 @@ def _child(work: Callable[[Send], Any], pipe: Connection, limits: Limits, words:
 
     try:
         result = work(send)
-    except Exception as error:
+    except BaseException as error:
         send("error", _portable(error))
     else:
         send("result", result)
@@ -129,15 +129,19 @@ def _child(work: Callable[[Send], Any], pipe: Connection, limits: Limits, words:
     os._exit(0)  # no handlers of the parent, nor of the candidate
 
 
-def _portable(error: Exception) -> Exception:
-    """The error itself if it survives the journey, else its text."""
+def _portable(error: BaseException) -> Exception:
+    """The error itself if it is one and survives the journey, else its text."""
     import pickle
 
     try:
         pickle.loads(pickle.dumps(error))
+        text = str(error)
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        text = "which cannot be told"
+    else:
+        if isinstance(error, Exception):
+            return error
+    return RuntimeError(f"{type(error).__name__}: {text}")
 
 
 def limit_memory(more: int) -> None:

@@ -8,27 +8,29 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from parity.check import candidate, guard, infer, replay, tree, weights
+from parity.check import candidate, drawn, drive, guard, infer, replay, tree, weights
 from parity.check.adapter import Adapter, Constructed
 from parity.check.explain import explained
 from parity.check.guest import Guest, Hangs
 from parity.check.record import Call
 from parity.check.resolve import resolve
 from parity.check.result import Result, Row, Where, plain_row, versions
+from parity.check.rules import as_toml, describe
 from parity.check.sandbox import Limits, Send
 from parity.check.subject import Built, Subject, SubjectError
-from parity.check.verdict import judge_forward, judge_gradients, judge_operations
+from parity.check.verdict import is_first, judge_operations, judged
 from parity.compare import Unequal
-from parity.scenario import DTYPES
+from parity.scenario import DTYPES, ScenarioError
 from reimpl.weights import Rule, WeightError
 
 PROPERTIES = ("forward", "gradients")
-ONE_PASS = ("prefill", "padded", "single")  # scenarios of which gradients are taken, in their first step
+DRAWS = 3  # scenarios, for every configuration, beside the named ones
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Options:
     properties: Sequence[str] = PROPERTIES
     dtypes: Sequence[str] = tuple(DTYPES)
     configurations: int = 4
+    draws: int = DRAWS
     seed: int = 0
     point: int | None = None
     scenario: str | None = None
@@ -72,6 +75,8 @@ class Session:
         adapter = candidate.load(adapter, "adapter") if isinstance(adapter, str) else adapter
         self.adapter: Adapter = candidate.adapter_of(self.target, adapter)
         self.tables = self._rules(options.weights)
+        if options.scenario is not None and options.scenario not in drive.TEXTS:
+            check_line(options.scenario)
         self.notes: dict[str, None] = {}
 
     def _rules(self, given: Any) -> Any:
@@ -109,6 +114,7 @@ class Site:
         constructed = Constructed(*built.constructor, built.config, built.layer_idx)
         self.module = candidate.build(session.adapter, session.target, constructed).eval()
         self.state = built.state
+        self.on_disk = False
         self.guesses: list[infer.Guess] = []
         self.rules = self._rules()
         weights.fill(self.module, self.state, self.rules)
@@ -126,24 +132,39 @@ class Site:
         return module
 
     def _rules(self) -> list[Rule]:
-        """By the rules given; else by equal names, in memory or on disk; else by inference."""
-        ours, tables = weights.shapes_of(weights.wanted(self.module)), self.session.tables
-        theirs = weights.shapes_of(self.state)
-        buffers = {name: tuple(b.shape) for name, b in self.module.named_buffers() if name in theirs}
-        if tables is not None:
-            if callable(tables):
-                return list(tables(self.built.config, self.state))
-            return weights.expand(tables, theirs, ours) if isinstance(tables, dict) else list(tables)
-        reason = None
-        for state in (self.state, self.built.disk):
+        """Those given; what they leave by equal names, else by inference. Names are those in memory, else on disk.
+
+        Raises:
+            CandidateError: if a function of the user's raises.
+            WeightError: if some tensor is left, on either side.
+        """
+        reasons: list[WeightError] = []
+        for on_disk in (False, True):
             try:
-                guesses = infer.infer(weights.shapes_of(state), ours | buffers)
+                self.state = self.built.disk if on_disk else self.built.state
+                rules = self._given_rules()
+                self.guesses = self._rest(rules)
             except WeightError as error:
-                reason = reason or error
-                continue
-            self.state, self.guesses = state, guesses
-            return [guess.rule for guess in guesses]
-        raise reason or WeightError("the reference has no weights")
+                reasons.append(error)
+            else:
+                self.on_disk = on_disk
+                return [*rules, *(guess.rule for guess in self.guesses)]
+        raise reasons[0]
+
+    def _given_rules(self) -> list[Rule]:
+        room = weights.shapes_of(weights.slots(self.module))
+        given = partial(weights.explicit, self.session.tables, self.state, room, self.built.config)
+        return candidate.with_message(given, "rules cannot be made", WeightError)
+
+    def _rest(self, rules: Sequence[Rule]) -> list[infer.Guess]:
+        """What the rules given leave, told from names and shapes."""
+        left: dict[str, Tensor] = dict(self.state)
+        made: dict[str, Tensor] = {}
+        for rule in rules:
+            made |= rule.to_module(left)
+        room = weights.wanted(self.module)
+        room |= {name: buffer for name, buffer in self.module.named_buffers() if name in left}
+        return infer.infer(weights.shapes_of(left), weights.shapes_of({n: t for n, t in room.items() if n not in made}))
 
     def guest(self, name: str) -> Guest:
         """The candidate in a dtype: parameters in that of the reference's of the same name.
@@ -152,7 +173,7 @@ class Site:
         """
         dtype = DTYPES[name]
         if dtype not in self._guests:
-            module = copy.deepcopy(self.module)
+            module = self._again()
             if name == "f64":
                 module.double()
             kept = {key: value.dtype for key, value in self.built.module(dtype).named_parameters()}
@@ -171,16 +192,42 @@ class Site:
                 options.limits.seconds,
                 notes=self.session.notes,
                 calls=self.calls,
+                on_disk=self.on_disk,
             )
         return self._guests[dtype]
 
+    def _again(self) -> nn.Module:
+        """The candidate's module once more: a copy, or built anew where it cannot be copied."""
+        try:
+            return copy.deepcopy(self.module)
+        except Exception:
+            constructed = Constructed(*self.built.constructor, self.built.config, self.built.layer_idx)
+            return candidate.build(self.session.adapter, self.session.target, constructed).eval()
+
     @cached_property
     def scenarios(self) -> dict[str, str | None]:
-        """Those that the reference goes through, and the reasons of the others."""
-        only, there = self.session.options.scenario, self.built.scenarios()
-        if only is not None and only not in there:
-            raise SubjectError(f"no scenario {only!r}; there are {', '.join(there)}")
-        return {name: reason for name, reason in there.items() if only in (None, name)}
+        """The named ones, then some that are drawn; with the reasons of those which the reference refuses."""
+        options = self.session.options
+        if options.scenario is not None:
+            return {options.scenario: self.built.refusal(options.scenario)}
+        named = {name: self.built.refusal(name) for name in drive.TEXTS}
+        lines = drawn.drawn(self.session.subject.task, 3 * options.draws, options.seed + self.number)
+        driven = (line for line in lines if self.built.refusal(line) is None)
+        return named | dict.fromkeys(islice(driven, options.draws))
+
+
+def check_line(scenario: str) -> None:
+    """That a scenario is one that is known by its name, or a line.
+
+    Raises:
+        SubjectError: saying what is wrong with it.
+    """
+    try:
+        drawn.text(scenario)
+    except ScenarioError as error:
+        raise SubjectError(
+            f"no scenario {scenario!r}; there are {', '.join(drive.TEXTS)}, and lines: {error}"
+        ) from error
 
 
 def at_layer(built: Built, index: int) -> str:
@@ -229,13 +276,13 @@ def check(options: Options, send: Send = lambda kind, value: None) -> Result:
         reference=str(session.subject),
         versions=versions(options.candidate),
         configurations=[str(site.built.point) for site in sites],
-        weights=[weights.describe(rule) for rule in sites[0].rules],
-        unsure=[weights.describe(guess.rule) for guess in sites[0].guesses if not guess.sure],
+        weights=[describe(rule) for rule in sites[0].rules],
+        unsure=[describe(guess.rule) for guess in sites[0].guesses if not guess.sure],
         notes=[*session.notes, *_left_out(session.adapter)],
         rows=[plain_row(row) for row in rows],
-        mismatches=explained(sites, rows),
+        mismatches=explained(sites, rows, lambda: send("alive", None)),
         refused=refused,
-        rules=weights.as_toml(sites[0].rules),
+        rules=as_toml(sites[0].rules),
         mistakes=_mistakes(session, sites[0], send),
     )
 
@@ -266,22 +313,18 @@ def _run_scenario(site: Site, scenario: str, rows: Sequence[Row]) -> None:
         start = time.perf_counter()
         for index, call in enumerate(calls):
             where = Where(site.number, str(site.built.point), scenario, index)
-            if row.prop == "gradients" and (scenario not in ONE_PASS or call.step or call.cached):
+            if row.prop == "gradients" and not (site.built.text(scenario).one_pass and is_first(call)):
                 continue
             _judge(site, row, call, where)
         row.seconds += time.perf_counter() - start
 
 
 def _judge(site: Site, row: Row, call: Call, where: Where) -> None:
-    guest = site.guest(row.dtype)
     try:
-        if row.prop == "gradients":
-            judgements = judge_gradients(site.built, guest, call, row.dtype)
-        else:
-            judgements = judge_forward(site.built, guest, call, row.dtype)
-            if row.dtype != "f64" and (site.number, row.dtype) not in row.audited:
-                row.audited.add((site.number, row.dtype))
-                judgements += judge_operations(site.built, guest, call, row.dtype)
+        judgements = judged(site.built, site.guest(row.dtype), call, row.prop, row.dtype)
+        if row.prop == "forward" and row.dtype != "f64" and (site.number, row.dtype) not in row.audited:
+            row.audited.add((site.number, row.dtype))
+            judgements += judge_operations(site.built, site.guest(row.dtype), call, row.dtype)
     except Unequal as error:
         row.add(where, str(error))
         if isinstance(error, Hangs):

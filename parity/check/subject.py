@@ -7,7 +7,7 @@ sensitive weights; scenarios through that whole model record what the class is c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from parity import routing
-from parity.check import drive, replay, tree
+from parity.check import drawn, drive, replay, tree
+from parity.check.held import restore
 from parity.check.record import Call, Recorder, rounded, tables_of
-from parity.compare import Record
+from parity.compare import Quantity, Record, Unequal
 from parity.errors import InputError
 from parity.oracle import lifted
 from parity.tiny import models, sensitive, vary
@@ -177,7 +178,51 @@ class Built:
 
         The names are found by marking the module's tensors and seeing which of those on disk are marked.
         """
-        return models.on_disk(self.model, self.path, self.whole)
+        return models.on_disk(self.model, self.path)
+
+    @cached_property
+    def order_on_disk(self) -> dict[str, Tensor]:
+        """Of every tensor on disk which entries of the module's parameters it holds: their numbers, from 1.
+
+        Parameters are counted one after the other; 0 are those that belong to none. The numbers are written to disk.
+
+        Raises:
+            Unequal: if what is written is not the same entries in another order.
+        """
+        numbered = deepcopy(self.whole_model(torch.float64))
+        first = 1
+        with torch.no_grad():
+            for tensor in numbered.get_submodule(self.path).buffers():
+                if tensor.is_floating_point():
+                    tensor.zero_()
+            for parameter in numbered.get_submodule(self.path).parameters():
+                count = parameter.numel()
+                parameter.copy_(torch.arange(first, first + count).view_as(parameter))
+                first += count
+        order = models.on_disk(numbered, self.path)
+        if any(
+            bool((each != each.round()).any() or (each < 0).any() or (each >= first).any()) for each in order.values()
+        ):
+            raise Unequal("what is on disk is computed from the weights, so that no gradient can be told of it")
+        return {name: each.long() for name, each in order.items()}
+
+    def gradients_on_disk(self, record: Record) -> Record:
+        """Gradients of the module's parameters as those of the tensors on disk; all others as they are."""
+        names = {f"gradient of {name}" for name, _ in self.model.get_submodule(self.path).named_parameters()}
+        own = [i for i, quantity in enumerate(record.quantities) if quantity.name in names]
+        rest = [i for i in range(len(record.quantities)) if i not in own]
+        if not own:
+            return record
+        flat = torch.cat([record.values[own[0]].new_zeros(1), *(record.values[i].flatten() for i in own)])
+        order = {name: places for name, places in self.order_on_disk.items() if places.all()}
+        step = record.quantities[own[0]].step
+        return Record(
+            [record.quantities[i] for i in rest]
+            + [Quantity(f"gradient of {name}", "gradient", step) for name in order],
+            [record.values[i] for i in rest] + [flat[places] for places in order.values()],
+            [record.valid[i] for i in rest] + [None] * len(order),
+            record.choices,
+        )
 
     def whole_model(self, dtype: torch.dtype) -> nn.Module:
         """The whole model in a dtype, built as loading a checkpoint in it does."""
@@ -187,22 +232,25 @@ class Built:
             self._models[dtype] = model
         return self._models[dtype]
 
-    def module(self, dtype: torch.dtype, implementation: str = "eager") -> nn.Module:
-        """A fresh copy of the class's module in a dtype, computing its attention in one of the reference's ways."""
+    def module(self, dtype: torch.dtype, implementation: str = "eager", call: Call | None = None) -> nn.Module:
+        """A fresh copy of the class's module in a dtype, computing its attention in one of the reference's ways.
+
+        Args:
+            call: that it is to be called with, where it remembers earlier ones in itself.
+        """
         module = deepcopy(self.whole_model(dtype).get_submodule(self.path))
         models.use(module, implementation)
+        if call is not None:
+            settle(module, call, dtype)
         return module
 
-    def scenarios(self) -> dict[str, str | None]:
-        """The scenarios, and for those which the model does not go through, the reason."""
-        found: dict[str, str | None] = {}
-        for name in drive.TEXTS:
-            try:
-                self.calls(name)
-                found[name] = None
-            except drive.Undriven as error:
-                found[name] = str(error)
-        return found
+    def refusal(self, scenario: str) -> str | None:
+        """Why the model does not go through a scenario; None if it does."""
+        try:
+            self.calls(scenario)
+        except drive.Undriven as error:
+            return str(error)
+        return None
 
     def calls(self, scenario: str) -> list[Call]:
         """The calls of the module in a scenario, in order, with every number rounded to one of bfloat16.
@@ -211,45 +259,36 @@ class Built:
             Undriven: where the model does not go through the scenario, with the reason.
         """
         if scenario not in self._calls:
-            calls = [rounded(call) for call in self.recorded(scenario, torch.float32)]
+            scale = self.text(scenario).scale
+            calls = [rounded(replay.scaled(call, scale)) for call in self.recorded(scenario, torch.float32)]
             for index, call in enumerate(calls):
                 call.dtypes = partial(self._dtypes, scenario, index)
                 call.tables = partial(self._tables, scenario, index)
                 call.earlier = calls[:index]
             with suppress(Exception):  # of a module that does not run in float64: its caches stay as recorded
-                self._chain(calls)
+                chain(self.module(torch.float64), calls)
             self._calls[scenario] = calls
         return self._calls[scenario]
-
-    def _chain(self, calls: Sequence[Call]) -> None:
-        """Let every call find in its cache what the module itself left there, in float64, of the calls before it.
-
-        So whoever keeps a cache of their own has the same in it.
-        """
-        module, left = self.module(torch.float64), dict[tree.Path, Tensor]()
-        for call in calls:
-            if call.step == 0:
-                left = {}
-            held = list(tree.caches(call.given))
-            if len(held) != 1:
-                return
-            if left:
-                call.args, call.kwargs = tree.converted(call.given, partial(_from, left, held[0]))
-            args, kwargs = replay.arguments(call, torch.float64)
-            (before,) = tree.caches(tree.snapshot((args, kwargs))).values()
-            there = tree.tensors(before)
-            with torch.no_grad(), lifted():
-                module(*args, **kwargs)
-            (after,) = tree.caches((args, kwargs)).values()
-            changed = {p: t for p, t in tree.tensors(after).items() if not replay.same(t, there.get(p))}
-            left |= {path: tensor.clone() for path, tensor in changed.items()}
 
     def recorded(self, scenario: str, dtype: torch.dtype, implementation: str = "eager") -> list[Call]:
         """The calls as they were recorded in a dtype; in float64 the model runs lifted."""
         key = (scenario, dtype, implementation)
         if key not in self._recorded:
-            self._recorded[key] = record(self.whole_model(dtype), self.subject.task, scenario, [self.path], dtype)
+            model = self.whole_model(dtype)
+            self._recorded[key] = record(model, self.subject.task, self.text(scenario), self.recorder(model), dtype)
         return self._recorded[key]
+
+    def text(self, scenario: str) -> drive.Text:
+        """What is run through the model in a scenario, by its name or its line.
+
+        Raises:
+            ScenarioError: for a line that is not understood.
+        """
+        return drive.TEXTS[scenario] if scenario in drive.TEXTS else drawn.text(scenario)
+
+    def recorder(self, model: nn.Module) -> Recorder:
+        """What records the module's calls in a model."""
+        return Recorder({self.path: model.get_submodule(self.path)})
 
     def _dtypes(self, scenario: str, index: int, dtype: torch.dtype) -> Mapping[tree.Path, torch.dtype]:
         """The dtypes that the tensors of a call have where the whole model runs in `dtype`."""
@@ -272,7 +311,7 @@ class Built:
         key = (id(call), measure)
         if key not in self._truths:
             self.warm(call, torch.float64)
-            run = partial(self.measured, self.module(torch.float64), call, torch.float64, measure)
+            run = partial(self.measured, self.module(torch.float64, call=call), call, torch.float64, measure)
             self._truths[key] = routing.watched(run, {})
         return self._truths[key]
 
@@ -289,7 +328,7 @@ class Built:
 
     def yardsticks(self, call: Call, dtype: torch.dtype, measure: str = "forward") -> list[Record]:
         """What the reference computes of a call in a dtype, in each of its own ways."""
-        return [self.measured(self.module(dtype, name), call, dtype, measure) for name in self.implementations]
+        return [self.measured(self.module(dtype, name, call), call, dtype, measure) for name in self.implementations]
 
     def measured(self, module: nn.Module, call: Call, dtype: torch.dtype, measure: str = "forward") -> Record:
         """One side's record of a call: `forward`, or `gradients`."""
@@ -308,7 +347,7 @@ class Built:
         key = id(call)
         if key not in self._optionals:
             runs = [
-                replay.run(self.module(torch.float32, name), *replay.arguments(call, torch.float32))
+                replay.run(self.module(torch.float32, name, call), *replay.arguments(call, torch.float32))
                 for name in self.implementations
             ]
             names = [{name for name, value in each.output.items() if value.is_floating_point()} for each in runs]
@@ -323,11 +362,48 @@ def _from(left: Mapping[tree.Path, Tensor], cache: tree.Path, path: tree.Path, t
     return own.clone() if own is not None and fits else tensor.clone()
 
 
-def record(
-    model: nn.Module, task: str, scenario: str, paths: Sequence[str], dtype: torch.dtype = torch.float32
-) -> list[Call]:
-    """The calls of some modules of a model in a scenario."""
-    recorder = Recorder({path: model.get_submodule(path) for path in paths})
+def chain(module: nn.Module, calls: Sequence[Call], begin: Callable[[Call], None] = lambda call: None) -> None:
+    """Let every call find in its cache what a module itself left there, in float64, of the calls before it.
+
+    So whoever keeps a cache of their own has the same in it.
+
+    Args:
+        begin: told of every call before it is made.
+    """
+    left = dict[tree.Path, Tensor]()
+    for call in calls:
+        begin(call)
+        if call.step == 0:
+            left = {}
+        held = list(tree.caches(call.given))
+        if len(held) != 1:
+            return
+        if left:
+            call.args, call.kwargs = tree.converted(call.given, partial(_from, left, held[0]))
+        args, kwargs = replay.arguments(call, torch.float64)
+        (before,) = tree.caches(tree.snapshot((args, kwargs))).values()
+        there = tree.tensors(before)
+        with torch.no_grad(), lifted():
+            module(*args, **kwargs)
+        (after,) = tree.caches((args, kwargs)).values()
+        changed = {p: t for p, t in tree.tensors(after).items() if not replay.same(t, there.get(p))}
+        left |= {path: tensor.clone() for path, tensor in changed.items()}
+
+
+def settle(module: nn.Module, call: Call, dtype: torch.dtype) -> None:
+    """Let a module that remembers calls in itself remember those before a call, as it computes them in a dtype."""
+    if not call.held:
+        return
+    restore(module, (call.earlier[0] if call.earlier else call).held)
     with lifted() if dtype is torch.float64 else nullcontext():
-        drive.drive(model, task, drive.TEXTS[scenario], recorder)
+        for each in call.earlier:
+            replay.run(module, *replay.arguments(each, dtype))
+
+
+def record(
+    model: nn.Module, task: str, text: drive.Text, recorder: Recorder, dtype: torch.dtype = torch.float32
+) -> list[Call]:
+    """The calls of some modules of a model in a scenario; in float64 it runs lifted."""
+    with lifted() if dtype is torch.float64 else nullcontext():
+        drive.drive(model, task, text, recorder)
     return recorder.calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Protocol
@@ -15,8 +15,8 @@ from parity.audit import audit, judge_precision
 from parity.check import replay, tree
 from parity.check.guest import Guest, values_of
 from parity.check.record import Call
+from parity.check.rules import Ignored
 from parity.check.subject import Built
-from parity.check.weights import Ignored
 from parity.compare import Judgement, Quantity, Record, Unequal, judge
 from parity.scenario import DTYPES
 from parity.tiny import draw
@@ -29,6 +29,20 @@ class Side(Protocol):
     """What is judged: a guest, or one that is given something else."""
 
     def forward(self, call: Call, truth: Record) -> tuple[Record, list[str]]: ...
+
+
+def is_first(call: Call) -> bool:
+    """Whether a call depends on none before it, so that gradients can be taken of it."""
+    return not (call.step or call.cached)
+
+
+def judged(built: Built, guest: Guest, call: Call, prop: str, name: str) -> list[Judgement]:
+    """One property of a call in a dtype: `forward` or `gradients`.
+
+    Raises:
+        Unequal: see `judge_forward` and `judge_gradients`.
+    """
+    return (judge_gradients if prop == "gradients" else judge_forward)(built, guest, call, name)
 
 
 def judge_forward(built: Built, guest: Side, call: Call, name: str) -> list[Judgement]:
@@ -65,13 +79,15 @@ def judge_gradients(built: Built, guest: Guest, call: Call, name: str) -> list[J
     built.warm(call, DTYPES[name])
     candidate = routing.watched(lambda: guest.gradients(call, outputs), {})
     ignored = {f"gradient of {rule.disk}" for rule in guest.rules if isinstance(rule, Ignored)}
-    return _held(built, call, candidate, truth, name, "gradients", ignored)
+    terms = built.gradients_on_disk if guest.on_disk else lambda record: record
+    return _held(built, call, candidate, truth, name, "gradients", ignored, terms)
 
 
 def judge_operations(built: Built, guest: Guest, call: Call, name: str) -> list[Judgement]:
     """Delicate operations run no coarser than the reference's."""
     dtype, truth = DTYPES[name], built.truth(call)
-    theirs = audit(lambda: [replay.forward(built.module(dtype, way), call, dtype) for way in built.implementations])
+    modules = [built.module(dtype, way, call) for way in built.implementations]
+    theirs = audit(lambda: [replay.forward(module, call, dtype) for module in modules])
     return judge_precision(audit(lambda: guest.replay(call, truth)), theirs, name)
 
 
@@ -83,12 +99,19 @@ def _held(
     name: str,
     measure: str,
     ignored: Collection[str] = (),
+    terms: Callable[[Record], Record] = lambda record: record,
 ) -> list[Judgement]:
-    """What the candidate has, judged; truth and reference choose experts as the candidate did."""
+    """What the candidate has, judged; truth and reference choose experts as the candidate did.
+
+    Args:
+        ignored: what the reference has, and the candidate need not have.
+        terms: puts what the reference has into those of the candidate's weights.
+    """
     dtype = DTYPES[name]
     told = routing.agreed(candidate, truth)
     if not routing.obeyed(truth, told):
         truth = _told(built, call, torch.float64, measure, told, "eager")
+    truth = terms(truth)
     unjudged = [each for each in truth.quantities if each not in set(candidate.quantities) and each.name not in ignored]
     if measure == "gradients" and unjudged:
         raise Unequal(
@@ -98,12 +121,12 @@ def _held(
     candidate = of(truth, candidate)
     yards: list[Record] = []
     if dtype is not torch.float64:
-        yards = [of(truth, _told(built, call, dtype, measure, told, way)) for way in built.implementations]
+        yards = [of(truth, terms(_told(built, call, dtype, measure, told, way))) for way in built.implementations]
     judgements = _judge(call, truth, candidate, yards, name)
     if dtype is torch.float64 or all(judgement.ratio <= 1 or judgement.ratio > NEAR for judgement in judgements):
         return judgements
     moved = zip(range(DISTURBANCES), cycle(built.implementations), strict=False)
-    yards += [of(truth, _disturbed(built, call, dtype, measure, told, way, number)) for number, way in moved]
+    yards += [of(truth, terms(_disturbed(built, call, dtype, measure, told, way, number))) for number, way in moved]
     return _judge(call, truth, candidate, yards, name)
 
 
@@ -122,14 +145,14 @@ def _tokens(call: Call, number: int, calls: int, tokens: int) -> tuple[int, Tens
 
 def _told(built: Built, call: Call, dtype: torch.dtype, measure: str, told: routing.Told, way: str) -> Record:
     built.warm(call, dtype)
-    return routing.watched(partial(built.measured, built.module(dtype, way), call, dtype, measure), told)
+    return routing.watched(partial(built.measured, built.module(dtype, way, call), call, dtype, measure), told)
 
 
 def _disturbed(
     built: Built, call: Call, dtype: torch.dtype, measure: str, told: routing.Told, way: str, number: int
 ) -> Record:
     """The reference with every weight and input moved by at most one unit in the last place of a dtype."""
-    module = built.module(dtype, way)
+    module = built.module(dtype, way, call)
     with torch.no_grad():
         for parameter_name, parameter in module.named_parameters():
             parameter.copy_(_moved(parameter, dtype, f"disturbance {number} of {parameter_name}"))
@@ -168,4 +191,4 @@ def _written(argument: str, count: int, name: str) -> Judgement:
 
 def _writes(built: Built, call: Call) -> Sequence[str]:
     """The arguments that the reference itself writes to."""
-    return replay.run(built.module(torch.float32), *replay.arguments(call, torch.float32)).written
+    return replay.run(built.module(torch.float32, call=call), *replay.arguments(call, torch.float32)).written

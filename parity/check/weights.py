@@ -11,18 +11,22 @@ file and corrected there. A rules file is TOML, with `*` for any part of a name:
     [[unstacked]]   from = "experts"             to = ["w.0", "w.1"]
     [[permuted]]    from = "q_proj.weight"       to = "wq.weight"     order = "adjacent"     head_dim = 8
     [[ignored]]     from = "inv_freq"            reason = "computed"
+    [[own]]         to = "gate"                  value = 1.0          reason = "starts as the identity"
+    [[own]]         to = "table"                 from = "tables.py:table"      reason = "computed"
+
+What no rule names is told by inference as without rules. `from` of an own tensor, which the reference has none of, is a
+function that gets the reference's configuration and gives the tensor.
 
 or Python: a list `RULES` of rules of `reimpl.weights`, from the reference's names (`disk`) to yours (`module`), or a
-function `rules(config, reference)` that returns such a list, or your whole state dict.
+function `rules(config, reference)` that returns such a list, or your whole state dict. `Ignored` and `Own` are in
+`parity.check.rules`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,65 +34,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parity.check.rules import Ignored, Own, Shapes, Turned, Whole
 from reimpl.rope import half_order
-from reimpl.weights import Permuted, Rule, Same, Split, Stacked, Tensors, Transposed, WeightError, slots, take, to_disk
-
-Shapes = Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Turned:
-    """A rule the other way round: what it calls disk is the candidate's, what it calls module is the reference's."""
-
-    rule: Rule
-
-    def to_module(self, disk: Tensors) -> Tensors:
-        return self.rule.to_disk(disk)
-
-    def to_disk(self, module: Tensors) -> Tensors:
-        return self.rule.to_module(module)
-
-
-@dataclass(frozen=True)
-class Ignored:
-    """A tensor of the reference that the candidate has no use for, and why."""
-
-    disk: str
-    reason: str
-
-    def to_module(self, disk: Tensors) -> Tensors:
-        take(disk, self.disk)
-        return {}
-
-    def to_disk(self, module: Tensors) -> Tensors:
-        return {}
-
-
-def describe(rule: Rule) -> str:
-    """One rule in one line, the reference's name first."""
-    match rule:
-        case Same(disk, module):
-            return f"{disk} -> {module}"
-        case Transposed(disk, module):
-            return f"{disk} -> {module}, transposed"
-        case Split(disk, module, sizes, dim):
-            return f"{disk} -> {', '.join(module)}: split {'+'.join(map(str, sizes))} along axis {dim}"
-        case Stacked(disk, module):
-            return f"{_first_last(disk)} -> {module}: stacked"
-        case Permuted(disk, module, _, dim):
-            return f"{disk} -> {module}, {'columns' if dim else 'rows'} permuted"
-        case Turned(Split(disk, module, _, dim)):
-            return f"{', '.join(module)} -> {disk}: joined along axis {dim}"
-        case Turned(Stacked(disk, module)):
-            return f"{module} -> {_first_last(disk)}: unstacked"
-        case Ignored(disk, reason):
-            return f"{disk} is ignored: {reason}"
-    return repr(rule)
-
-
-def _first_last(names: Sequence[Any]) -> str:
-    first, last = (name if isinstance(name, str) else " above ".join(name) for name in (names[0], names[-1]))
-    return first if len(names) == 1 else f"{first} ... {last}"
+from reimpl.weights import Permuted, Rule, Same, Split, Stacked, Tensors, Transposed, WeightError, slots, to_disk
 
 
 def load_rules(path: str, load: Callable[[str], Any]) -> Any:
@@ -113,11 +61,28 @@ def load_rules(path: str, load: Callable[[str], Any]) -> Any:
         if kind not in FIELDS or not isinstance(entries, list):
             raise WeightError(f"rules {path}: no such rule as [[{kind}]]; known are {', '.join(FIELDS)}")
         for number, entry in enumerate(entries, 1):
-            unknown, missing = set(entry) - FIELDS[kind], FIELDS[kind] - OPTIONAL - set(entry)
+            needed = FIELDS[kind] - OPTIONAL - ({"from"} if "value" in entry else set())
+            unknown, missing = set(entry) - FIELDS[kind], needed - set(entry)
             if unknown or missing:
                 wrong = f"has no field {min(unknown)!r}" if unknown else f"lacks {min(missing)!r}"
+                wrong += " or 'value'" * (kind == "own" and not unknown and min(missing) == "from")
                 raise WeightError(f"rules {path}: [[{kind}]] number {number} {wrong}; see {', '.join(FIELDS[kind])}")
+            for side in {"from", "to"} & set(entry):
+                if not _flat(entry[side]) or not all(isinstance(name, str) for name in _flat(entry[side])):
+                    raise WeightError(f"rules {path}: [[{kind}]] number {number}: {side} should be a name, or several")
+            if kind == "own":
+                entry["value"] = _own_value(f"rules {path}: [[own]] number {number}", entry, load)
     return tables
+
+
+def _own_value(what: str, entry: Mapping[str, Any], load: Callable[[str], Any]) -> Any:
+    """A number, or a function of the reference's configuration."""
+    value = load(entry["from"]) if "from" in entry else entry["value"]
+    if "from" in entry and not callable(value):
+        raise WeightError(f"{what}: {entry['from']} is no function of the configuration")
+    if "from" not in entry and not isinstance(value, int | float):
+        raise WeightError(f"{what}: value is {value!r}, but should be a number; for others name a function with from")
+    return value
 
 
 FIELDS: Mapping[str, set[str]] = {
@@ -129,19 +94,23 @@ FIELDS: Mapping[str, set[str]] = {
     "unstacked": {"from", "to"},
     "permuted": {"from", "to", "order", "head_dim", "dim"},
     "ignored": {"from", "reason"},
+    "own": {"to", "from", "value", "reason"},
 }
-OPTIONAL = {"dim", "sizes", "head_dim"}
+OPTIONAL = {"dim", "sizes", "head_dim", "value"}
 
 
-def expand(tables: Mapping[str, Sequence[Mapping[str, Any]]], theirs: Shapes, ours: Shapes) -> list[Rule]:
+def expand(tables: Mapping[str, Sequence[Mapping[str, Any]]], theirs: Shapes, ours: Shapes, config: Any) -> list[Rule]:
     """The rules of a TOML file for these tensors: one for every way in which the patterns fit.
 
     Raises:
-        WeightError: for a pattern that fits no tensor of the reference, or an order that is unknown.
+        WeightError: for a pattern that fits no tensor, or an order that is unknown.
     """
     rules: list[Rule] = []
     for kind, entries in tables.items():
         for entry in entries:
+            if kind == "own":
+                rules += _own(entry, ours, config)
+                continue
             first = _flat(entry["from"])[0]
             matches = [match for name in theirs if (match := re.fullmatch(_pattern(first), name))]
             if not matches:
@@ -153,8 +122,42 @@ def expand(tables: Mapping[str, Sequence[Mapping[str, Any]]], theirs: Shapes, ou
     return rules
 
 
-def _flat(names: Any) -> list[str]:
-    return [names] if isinstance(names, str) else [name for each in names for name in _flat(each)]
+def _own(entry: Mapping[str, Any], ours: Shapes, config: Any) -> list[Rule]:
+    value = entry["value"](config) if callable(entry["value"]) else entry["value"]
+    if not isinstance(value, int | float | Tensor):
+        raise WeightError(f"[[own]] from = {entry['from']!r} gives a {type(value).__name__}, but should give a tensor")
+    names = [name for name in ours if re.fullmatch(_pattern(entry["to"]), name)]
+    if not names:
+        raise WeightError(f"[[own]] to = {entry['to']!r}: the candidate has no such tensor; it has {', '.join(ours)}")
+    return [Own(name, value, entry["reason"]) for name in names]
+
+
+def explicit(given: Any, reference: Mapping[str, Tensor], ours: Shapes, config: Any) -> list[Rule]:
+    """The rules that were given, whatever they were given as.
+
+    Args:
+        given: the tables of a file, a list of rules, a function, or None.
+
+    Raises:
+        WeightError: for rules that do not fit, or that are none.
+    """
+    if given is None:
+        return []
+    if callable(given):
+        made = given(config, dict(reference))
+        if isinstance(made, Mapping):
+            return [Whole(partial(given, config), reference)]
+        given = made
+    if isinstance(given, Mapping):
+        return expand(given, shapes_of(reference), ours, config)
+    rules = list(given)
+    if odd := [rule for rule in rules if not isinstance(rule, Rule)]:
+        raise WeightError(f"rules: {odd[0]!r} is none; they are in reimpl.weights and parity.check.rules")
+    return rules
+
+
+def _flat(names: Any) -> list[Any]:
+    return [name for each in names for name in _flat(each)] if isinstance(names, list | tuple) else [names]
 
 
 def _each(fill: Callable[[str], str], names: Any) -> Any:
@@ -227,13 +230,8 @@ def wanted(module: nn.Module) -> Tensors:
     return {name: slot for name, slot in slots(module).items() if id(slot) in parameters}
 
 
-def fill(
-    module: nn.Module, reference: Mapping[str, Tensor], rules: Iterable[Rule], buffers: Iterable[str] = ()
-) -> None:
+def fill(module: nn.Module, reference: Mapping[str, Tensor], rules: Iterable[Rule]) -> None:
     """Copy the reference's tensors into the candidate, all of them into all of its parameters; NaN stood there before.
-
-    Args:
-        buffers: names of the candidate's buffers that may be filled, too.
 
     Raises:
         WeightError: naming the tensor left over, not filled or of another shape, and the remedy.
@@ -252,9 +250,11 @@ def fill(
         if missing := [name for name in wanted(module) if name not in given]:
             raise WeightError(
                 f"parameter {_listed(missing)} of the candidate would not be filled: the reference has no such tensor."
-                f" It has {_listed(list(reference), 8)}; say which one it is with --weights rules.toml"
+                f" It has {_listed(list(reference), 8)}; say with --weights rules.toml which one it is, or with an"
+                " [[own]] rule what it holds"
             )
         for name, tensor in given.items():
+            tensor = tensor.expand(room[name].shape) if tensor.ndim == 0 else tensor
             if tensor.shape != room[name].shape:
                 turned = tensor.ndim == 2 and tensor.mT.shape == room[name].shape
                 raise WeightError(
@@ -282,38 +282,3 @@ def back(candidate: Mapping[str, Tensor], rules: Iterable[Rule]) -> Tensors:
 def _listed(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(map(repr, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def as_toml(rules: Iterable[Rule]) -> str:
-    """Rules as a file that can be read back; permutations by their order."""
-    return "\n".join(_table(rule) for rule in rules)
-
-
-def _table(rule: Rule) -> str:
-    match rule:
-        case Same(disk, module):
-            return _entry("same", disk, module)
-        case Transposed(disk, module):
-            return _entry("transposed", disk, module)
-        case Split(disk, module, sizes, dim):
-            return _entry("split", disk, list(module), dim=dim, sizes=list(sizes))
-        case Stacked(disk, module) if isinstance(disk[0], str):
-            return _entry("stacked", list(disk), module)
-        case Permuted(disk, module, order, dim):
-            return _entry("permuted", disk, module, order=list(order), **({"dim": dim} if dim else {}))
-        case Turned(Split(disk, module, _, dim)):
-            return _entry("joined", list(module), disk, dim=dim)
-        case Turned(Stacked(disk, module)) if isinstance(disk[0], str):
-            return _entry("unstacked", module, list(disk))
-        case Turned(Stacked(disk, module)):
-            return _entry("unstacked", module, [list(names) for names in disk])
-        case Stacked(disk, module):
-            return _entry("stacked", [list(names) for names in disk], module)
-        case Ignored(disk, reason):
-            return _entry("ignored", disk, None, reason=reason)
-    return f"# {describe(rule)}"
-
-
-def _entry(kind: str, source: Any, target: Any, **rest: Any) -> str:
-    fields = {"from": source} | ({} if target is None else {"to": target}) | rest
-    return "\n".join([f"[[{kind}]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items()), ""])

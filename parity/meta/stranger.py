@@ -216,3 +216,25 @@ class WorstExperts(Experts):
     """Sends tokens to those experts that want them least."""
 
     largest = False
+
+
+class Gated(Right):
+    """Right, with a gate that is open and that the reference does not have."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.gate = nn.Parameter(torch.zeros(config.hidden_size))
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
+        output, rest = super().forward(hidden_states, position_embeddings, attention_mask, past_key_values)
+        return output * self.gate, rest
+
+
+def open_gate(config):
+    return torch.ones(config.hidden_size)
+
+
+def as_state_dict(config, reference):
+    """The weights of `OwnSignature`, by hand."""
+    packed = [reference[f"{name}_proj.weight"] for name in "qkv"]
+    return {"wqkv.weight": torch.cat(packed), "out.weight": reference["o_proj.weight"]}

@@ -14,6 +14,7 @@ from parity.check.result import SENTENCES, Result
 from parity.check.sandbox import Limits
 from parity.check.session import Options, check
 from parity.errors import InputError
+from reimpl.weights import WeightError
 
 HERE = Path(__file__).parent
 LLAMA = "llama:LlamaAttention"
@@ -162,7 +163,7 @@ def test_where_a_layer_parts_from_the_reference_is_said():
 
 def test_weights_that_lie_in_another_order_are_told_how_to_be_mended():
     result = check(options("Adjacent", scenario=None, properties=("forward",), dtypes=("f64",)))
-    assert "permute the rows of q_proj and k_proj" in said(result)
+    assert "rotates adjacent pairs where the reference rotates halves" in said(result)
     assert "adjacent_from_half(w, 16)" in said(result)
 
 
@@ -231,7 +232,7 @@ def test_an_adapter_may_keep_the_cache_to_itself():
 def test_an_adapter_that_breaks_off_in_a_later_step_ends_in_a_verdict():
     result = check(options("OwnSignature", adapter=f"{HERE / 'stranger_adapter.py'}:Forgets", dtypes=("f64",)))
     assert "RuntimeError: no room" in said(result)
-    assert "call 1 of decode" in said(result)
+    assert "--scenario 'b1 s1,1 #0'" in said(result)
 
 
 def test_a_failure_of_our_own_is_one_paragraph(monkeypatch):
@@ -244,3 +245,62 @@ def test_a_failure_of_our_own_is_one_paragraph(monkeypatch):
         InputError, match=r"prefill: parity itself fails: KeyError.*please report it with this line: parity"
     ):
         command.checked(options("Right"))
+
+
+def rules(tmp_path: Path, *lines: str) -> str:
+    file = tmp_path / "rules.toml"
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+def test_rules_may_name_tensors_as_they_are_on_disk_and_gradients_follow(tmp_path):
+    experts = [
+        f'[[same]]\nfrom = "experts.*.{name}.weight"\nto = "experts.*.{name}.weight"' for name in ("w1", "w2", "w3")
+    ]
+    table = rules(tmp_path, '[[same]]\nfrom = "gate.weight"\nto = "router.weight"', *experts)
+    result = check(replace(moe("Experts"), properties=("gradients",), weights=table))
+    assert result.holds, said(result)
+    assert "experts.4.w3.weight -> experts.4.w3.weight" in result.weights
+
+
+def test_gradients_go_back_through_a_function_that_makes_the_state_dict():
+    adapter, table = f"{HERE / 'stranger_adapter.py'}:Adapt", f"{HERE / 'stranger.py'}:as_state_dict"
+    given = options("OwnSignature", adapter=adapter, weights=table, properties=("gradients",), scenario="prefill")
+    result = check(given)
+    assert result.holds, said(result)
+    assert result.weights == ["all tensors by as_state_dict"]
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"),
+    [("value = 1.0", True), ("value = 0.5", False), (f'from = "{HERE}/stranger.py:open_gate"', True)],
+)
+def test_what_a_layer_has_of_its_own_is_said_in_a_rule(value, holds, tmp_path):
+    table = rules(tmp_path, "[[own]]", 'to = "gate"', value, 'reason = "it is open"')
+    result = check(options("Gated", weights=table, dtypes=("f64",), scenario="prefill"))
+    assert result.holds is holds, said(result)
+    assert any(line.startswith("gate is the candidate's own") for line in result.weights)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], r"of the candidate gate \[48\]; say .*\[\[own\]\]"),
+        (["[[own]]", 'to = "gat"', "value = 1", 'reason = "open"'], "no such tensor; it has gate"),
+        (["[[own]]", 'to = "gate"', 'value = "ones"', 'reason = "open"'], "should be a number"),
+        (["[[own]]", 'to = "gate"', 'reason = "open"'], "lacks 'from' or 'value'"),
+        (["[[own]]", 'to = "gate"', "value = 1"], "lacks 'reason'"),
+        (["[[same]]", "from = 3", 'to = "gate"'], "from should be a name"),
+    ],
+)
+def test_what_a_layer_has_of_its_own_is_not_passed_over(lines, words, tmp_path):
+    with pytest.raises(WeightError, match=words):
+        check(options("Gated", weights=rules(tmp_path, *lines)))
+
+
+def test_a_failure_is_made_smaller_and_its_line_runs_it_again():
+    result = check(options("Tiled", dtypes=("f64",), properties=("forward",)))
+    shown = dict(result.mismatches[0]["lines"])
+    assert shown["smallest"].startswith("b1 s1 #0, configuration 0")
+    assert "--scenario 'b1 s1 #0'" in shown["again"]
+    assert not check(options("Tiled", dtypes=("f64",), properties=("forward",), scenario="b1 s1 #0")).holds

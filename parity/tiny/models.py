@@ -302,7 +302,7 @@ def _recording(original: Any) -> Any:
     return construct
 
 
-def on_disk(model: nn.Module, path: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_disk(model: nn.Module, path: str) -> dict[str, Tensor]:
     """A module's tensors by their names on disk, float64, without the prefix that they share.
 
     Names and shapes on disk are the same in every version of transformers, those in memory are not. Which are the
