@@ -71,9 +71,17 @@ def run(work: Callable[[Send], Any], limits: Limits, tell: Callable[[str, Any], 
         try:
             return _attend(child, ours, limits, tell, words)
         finally:
-            if child.is_alive():
-                child.kill()
-            child.join()
+            _end(child)
+
+
+def _end(child: Any) -> None:
+    """End it, and whatever it has started and left behind."""
+    if hasattr(os, "killpg"):
+        with suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+    if child.is_alive():
+        child.kill()
+    child.join()
 
 
 def _attend(child: Any, ours: Connection, limits: Limits, tell: Callable[[str, Any], None], words: IO[bytes]) -> Any:
@@ -111,12 +119,17 @@ def _last(words: IO[bytes]) -> str:
 
 
 def _child(work: Callable[[Send], Any], pipe: Connection, limits: Limits, words: int) -> None:
+    with suppress(OSError, AttributeError):  # what it starts belongs to it, and ends with it
+        os.setpgrp()
     with suppress(OSError):  # its words are kept for the case that it dies
         os.dup2(words, 1)
         os.dup2(words, 2)
     limit_memory(limits.memory)
+    me = os.getpid()
 
     def send(kind: str, value: Any) -> None:
+        if os.getpid() != me:
+            os._exit(0)  # a copy that the candidate made of this process, and that came back from it
         pipe.send((kind, value))
 
     try:

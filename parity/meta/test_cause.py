@@ -39,7 +39,7 @@ WRONG = {
     ("gemma2:Gemma2Attention", ROOT): partial(strayed, change=attending(lambda scale, q: q.shape[-1] ** -0.5)),
     ("phi3:Phi3Attention", NEXT): partial(strayed, change=attending(see=up_to(1))),
     ("phi3:Phi3Attention", ALL): partial(strayed, change=attending(see=up_to(99))),
-    ("starcoder2:Starcoder2Attention", "ignores the window"): partial(strayed, change=attending(see=up_to(0))),
+    ("gemma2:Gemma2Attention", "ignores the window"): partial(strayed, change=attending(see=up_to(0))),
     ("olmo2:Olmo2Attention", "counts positions from 1"): partial(placed, tables=one_further),
     ("olmo2:Olmo2Attention", "decodes from position 0 again"): partial(placed, tables=from_zero_again),
     ("olmo2:Olmo2Attention", "ignores the positions given"): partial(placed, tables=by_length),
