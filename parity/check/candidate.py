@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,12 +44,15 @@ def load(place: str, what: str = "candidate") -> Any:
     own = _own_classes(module)
     if not name:
         if len(own) != 1:
-            listed = f", such as {source}:{own[0]}" if own else ""
-            raise CandidateError(f"{what} {place}: say which of {len(own)} classes is meant{listed}")
+            raise CandidateError(
+                f"{what} {place}: say which of {len(own)} classes is meant, such as {source}:{own[0]}"
+                if own
+                else f"{what} {place}: defines no module"
+            )
         name = own[0]
     found: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not with_message(partial(hasattr, found, part), f"{what} {place}: {part} cannot be looked up"):
             raise CandidateError(f"{what} {place}: {source} has no {part!r}{_nearest(part, own, vars(module))}")
         found = getattr(found, part)
     return found
@@ -87,7 +91,9 @@ def _module(source: str, what: str) -> ModuleType:
 def _from_file(path: Path, what: str) -> ModuleType:
     """A file as a module; one in a package under its full name, so that its relative imports work."""
     if not path.is_file():
-        beside = sorted(each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        beside = (
+            sorted(each.name for each in path.parent.glob("*.py") if each.is_file()) if path.parent.is_dir() else []
+        )
         close = get_close_matches(path.name, beside, n=1)
         hint = f"; did you mean {path.parent / close[0]}?" if close else ""
         kind = "is a directory" if path.is_dir() else "no such file"
@@ -158,7 +164,7 @@ def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
     if isinstance(error, SyntaxError):
-        return f" ({error.filename}, line {error.lineno})"
+        return f" ({error.filename}, line {error.lineno})" if error.filename else ""
     return f" ({_short(own[-1].filename)}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 
