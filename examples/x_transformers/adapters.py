@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from x_transformers.x_transformers import RotaryEmbedding
 
 from parity.check.adapter import Adapter, Constructed, Recorded
-from parity.check.weights import Turned
+from parity.check.rules import Turned
 from parity.weights import tiled_from_repeated
 from reimpl.rope import adjacent_from_half
 from reimpl.weights import Permuted, Same, Split
