@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, cycle
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from parity.properties.forward import precision
 from parity.property import Property, find
 from parity.repairs import Repair
 from parity.scenario import AxisValue, Scenario, ScenarioError
-from parity.strategies import Pool, examples
+from parity.strategies import Pool, examples, points
 from parity.tiny import initialise
 from reimpl.config import ConfigError
 
@@ -254,7 +254,8 @@ def _scenarios(pair: Pair, scenario: Scenario, prop: Property, dtype: str, fixed
     longer = list(tellings(one, pair.family)) if prop.case is Pair.case and pair.layer.causal else [one]
     yield from (replace(longer[0], seed=one.seed + more) for more in range(MORE_SEEDS + 1))
     yield one
-    source = prop.scenarios(pair.family, pair.layer, Pool(dtypes=(dtype,), seed=one.seed, size=FRESH))
-    for each in examples(source, FRESH, one.seed):
-        each = replace(each, stack=min(each.stack, 2))
-        yield replace(each, config=scenario.config) if fixed else each
+    pool = Pool(dtypes=(dtype,), size=FRESH)
+    configs = cycle([scenario.config] if fixed else points(pair.family, pair.layer, pool))
+    fresh = examples(prop.scenarios(pair.family, pair.layer, pool), FRESH, one.seed)
+    for each, config in zip(fresh, configs, strict=False):  # each configuration once: few are drawn, and those often
+        yield replace(each, stack=min(each.stack, 2), config=config)

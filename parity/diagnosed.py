@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -146,15 +146,22 @@ def outcome(seed: int, made: Made) -> Outcome:
 
 def _is_same(made: Made, other: Mistake, seed: int) -> bool:
     """Whether our own layer computes the same with another mistake, under many scenarios other than those asked."""
-    family, prop = families.load(made.model), _property(made)
-    drawn = prop.scenarios(family, family.layer(made.layer), Pool(dtypes=("f64",), seed=seed + 1))
-    for scenario in examples(drawn, SCENARIOS, seed + 1):
+    prop = _property(made)
+    for scenario in _ordinary(made.model, made.layer, prop, "f64", seed + 1):
         pair = pair_of(made.model, made.layer, scenario.config)
         with find(made.mistakes[0]).exchange():
             evidence = Evidence(pair.beside(), partial(drawn_case, pair, scenario, prop, "f64"), forward, "f64")
         if not evidence.explained_by((other,)):
             return False
     return True
+
+
+@lru_cache(maxsize=8)
+def _ordinary(model: str, layer: str, prop: properties.Property, dtype: str, seed: int) -> list[Scenario]:
+    """What ordinary runs draw."""
+    family = families.load(model)
+    drawn = prop.scenarios(family, family.layer(layer), Pool(dtypes=(dtype,), seed=seed))
+    return examples(drawn, SCENARIOS, seed)
 
 
 def _names(diagnosis: Diagnosis) -> list[list[str]]:
@@ -171,9 +178,8 @@ def _first_failing(made: Made, seed: int) -> Scenario | None:
     """The first ordinary scenario that the second implementation fails."""
     from parity.meta.second import second_pair
 
-    family, prop = families.load(made.model), _property(made)
-    drawn = prop.scenarios(family, family.layer(made.layer), Pool(dtypes=(made.dtype,), seed=seed))
-    for scenario in examples(drawn, SCENARIOS, seed):
+    prop = _property(made)
+    for scenario in _ordinary(made.model, made.layer, prop, made.dtype, seed):
         try:
             judged = prop.judge(second_pair(made.model, made.layer, scenario.config, made.mistakes), scenario)
         except Unequal:

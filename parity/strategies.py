@@ -57,7 +57,10 @@ def examples(source: SearchStrategy[Scenario], count: int, seed: int) -> list[Sc
     return drawn
 
 
-def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[tuple[tuple[str, AxisValue], ...]]:
+Point = tuple[tuple[str, AxisValue], ...]
+
+
+def points(family: Family, layer: Layer, pool: Pool) -> list[Point]:
     """Points of the configuration space, along the axes that matter to a layer, as what differs from the first choices.
 
     The first point is the simplest. Over the others every axis goes through its choices again and again, each time in
@@ -66,9 +69,14 @@ def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[tuple[tu
     shuffled = Random(f"{pool.seed} {family.model_type} {layer.name}")
     axes = [family.axis(name) for name in layer.axes]
     columns = [[(axis.name, choice) for choice in _rounds(shuffled, axis.choices, pool.size - 1)] for axis in axes]
-    points = list(zip(*columns, strict=True))
     simplest = {axis.name: axis.choices[0] for axis in axes}
-    return st.sampled_from([(), *(tuple((n, v) for n, v in point if simplest[n] != v) for point in points)])
+    rows = zip(*columns, strict=True)
+    return [(), *(tuple((name, value) for name, value in row if simplest[name] != value) for row in rows)]
+
+
+def configs(family: Family, layer: Layer, pool: Pool) -> SearchStrategy[Point]:
+    """One of the points."""
+    return st.sampled_from(points(family, layer, pool))
 
 
 def _rounds(random: Random, choices: tuple[AxisValue, ...], count: int) -> list[AxisValue]:
