@@ -120,7 +120,8 @@ def find_repair(pair: Pair, scenario: Scenario, prop: Property, within: str = ""
     scenarios = [replace(each, stack=1, dtypes=("f64",)) for each in tellings(scenario, pair.family)]
     drawn = {each: drawn_case(pair, each, prop, "f64") for each in dict.fromkeys([*scenarios[::-1], scenarios[0]])}
     truths = {each: run_truth(pair, case, forward) for each, case in drawn.items()}
-    side, weights = pair.candidate(F64), initialise.fill(pair.plan, scenario.seed)
+    side = pair.candidate(F64)
+    weights = {name: tensor.double() for name, tensor in initialise.fill(pair.plan, scenario.seed).items()}
 
     def run(each: Scenario, given: Mapping[str, Tensor]) -> Record:
         pair.load(side, given, scenario.seed)
