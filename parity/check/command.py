@@ -98,7 +98,8 @@ def checked(options: Options, console: Console | None = None) -> Result:
         except Exception as error:  # the last resort: no candidate, however odd, ends in a traceback
             line = f"parity check {options.name} --against {options.against}"
             raise InputError(
-                f"{at}: parity itself fails: {said(error)}; please report it with this line: {line}"
+                f"{at}: parity itself fails: {said(error)}; unless the candidate exchanges parts of"
+                f" torch or transformers, please report it with this line: {line}"
             ) from error
     if isinstance(outcome, Gone):
         return gone(options, outcome)

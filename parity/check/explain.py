@@ -106,6 +106,11 @@ def _cause(sites: Sequence[Site], site: Site, failure: Failure, beat: Callable[[
     """The mistake that it makes, and what would mend it, as far as anything known does."""
     if failure.said is not None or not set(failure.verdicts) & {"output", "cache"}:
         return
+    if any(math.isinf(judgement.error) for judgement in failure.failed):
+        yield "cause", "unknown: no mistake is tried where something is not finite"
+        return
+    if wavers(site, failure):
+        return
     cause, (repair, tried) = cause_of(sites, beat), mended(site, failure, beat)
     if cause.names:
         yield "cause", str(cause)
@@ -137,8 +142,21 @@ def suspicion(site: Site, failure: Failure, name: str) -> str | None:
         again = guest.replay(call, truth)
         return [*again.output.values(), *again.cache.values()]
 
+    if wavers(site, failure):
+        return "the candidate gives another result each time it is called"
     unread = guard.unread(guest.module, run, list(guest.parameters)[: guard.MOST_READ])
     return f"the candidate never reads {_few(unread)}" if unread else None
+
+
+def wavers(site: Site, failure: Failure) -> bool:
+    """Whether a call gives other numbers when it is made again."""
+    call, guest = site.built.calls(failure.where.scenario)[failure.where.call], site.guest("f64")
+    truth = site.built.truth(call)
+    try:
+        first, second = (guest.forward(call, truth)[0].values for _ in range(2))
+    except Unequal:
+        return False
+    return not all(map(replay.same, first, second))
 
 
 def _remark(judgement: Judgement) -> str:

@@ -2,6 +2,9 @@
 
 import os
 import sys
+import threading
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -131,6 +134,46 @@ class Greedy(Right):
 
     def forward(self, *args, **kwargs):
         return torch.zeros(2**42)
+
+
+class Wavers(Right):
+    def weights(self, scores):
+        return scores.softmax(-1) + 0.1 * torch.rand_like(scores)
+
+
+class Sparse(Right):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)[0].to_sparse(), None
+
+
+class Interrupts(Right):
+    def forward(self, *args, **kwargs):
+        raise KeyboardInterrupt
+
+
+class Uncopied(Right):
+    """Right, and holds what cannot be copied."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.lock = threading.Lock()
+
+
+class Copies(Right):
+    """Right, and leaves copies of the process behind."""
+
+    def forward(self, *args, **kwargs):
+        if os.fork() == 0:
+            Path(os.environ["PARITY_TEST_COPIES"]).write_text(f"{os.getpid()}")
+            time.sleep(100)
+            os._exit(0)
+        return super().forward(*args, **kwargs)
+
+
+class Lazy(nn.Module):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.q_proj = nn.LazyLinear(config.hidden_size)
 
 
 class Leaves(Right):

@@ -1,6 +1,7 @@
 """`parity check` says of a stranger's layer what is true of it, whatever the layer does."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ LIMITS = Limits(seconds=2, memory=2**31)
 
 
 def options(name: str, **settings: Any) -> Options:
-    given = Options(f"{HERE / 'stranger.py'}:{name}", LLAMA, configurations=1, dtypes=("f64", "bf16"), limits=LIMITS)
+    given = Options(
+        f"{HERE / 'stranger.py'}:{name}", LLAMA, configurations=1, draws=0, dtypes=("f64", "bf16"), limits=LIMITS
+    )
     return replace(given, **settings)
 
 
@@ -50,6 +53,9 @@ def test_a_right_layer_holds_in_all_dtypes_and_configurations():
         ("Exits", "SystemExit"),
         ("Hangs", "does not return within"),
         ("Returns", "returns its input"),
+        ("Wavers", "another result each time"),
+        ("Sparse", "a tensor that is sparse_coo"),
+        ("Interrupts", "raises KeyboardInterrupt"),
     ],
 )
 def test_a_wrong_layer_is_told_what_is_wrong(name, words):
@@ -62,6 +68,22 @@ def test_a_layer_that_ends_the_process_ends_in_a_verdict():
     result = command.checked(options("Leaves"))
     assert not result.holds
     assert "ends the process itself" in said(result)
+
+
+def test_a_layer_that_cannot_be_copied_is_built_again():
+    assert check(options("Uncopied", scenario="prefill", dtypes=("f64",))).holds
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="processes are looked up in /proc")
+def test_what_a_layer_starts_ends_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARITY_TEST_COPIES", str(tmp_path / "pid"))
+    assert command.checked(options("Copies", scenario="prefill", dtypes=("f64",), properties=("forward",))).holds
+    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    for _ in range(50):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("a copy of the process is still there")
 
 
 @pytest.mark.parametrize(("name", "why"), [("Calls", "LlamaAttention.forward"), ("Borrows", "--shared apply_rotary")])
@@ -112,6 +134,8 @@ def test_inferred_rules_can_be_written_and_read_back(tmp_path):
         (f"{HERE / 'stranger.py'}:OwnSignature", "class AdaptOwnSignature(parity.Adapter)"),
         (f"{HERE / 'stranger.py'}:LLAMA", "has no 'LLAMA'"),
         (f"{HERE / 'stranger.py'}", "say which of"),
+        (f"{HERE / 'stranger.py'}:Lazy", "is made by the first call only"),
+        (f"{HERE / '__init__.py'}", "defines no module"),
     ],
 )
 def test_what_cannot_be_found_or_built_is_said(place, words):
