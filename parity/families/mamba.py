@@ -77,7 +77,10 @@ FAMILY = Family(
             mamba.MambaMixer,
             "backbone.layers.0.mixer.",
             MIXER,
-            scales=(1.0, 1e-3),
+            scales=(
+                1.0,
+                1e-3,
+            ),  # with biases tokens of 1e-3 are nearly alike, so that their roundings do not average out
         ),
         _layer("block", Kind.RECURRENT, "MambaBlock", mamba.MambaBlock, "backbone.layers.0.", BLOCK),
         _layer("model", Kind.MODEL, "MambaModel", mamba.MambaModel, "backbone.", (*BLOCK, "layers")),
