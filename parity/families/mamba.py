@@ -77,10 +77,8 @@ FAMILY = Family(
             mamba.MambaMixer,
             "backbone.layers.0.mixer.",
             MIXER,
-            scales=(
-                1.0,
-                1e-3,
-            ),  # with biases tokens of 1e-3 are nearly alike, so that their roundings do not average out
+            # With biases, tokens of 1e-3 are nearly alike: roundings do not average out in sums over them.
+            scales=(1.0, 1e-3),
         ),
         _layer("block", Kind.RECURRENT, "MambaBlock", mamba.MambaBlock, "backbone.layers.0.", BLOCK),
         _layer("model", Kind.MODEL, "MambaModel", mamba.MambaModel, "backbone.", (*BLOCK, "layers")),
