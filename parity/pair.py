@@ -373,17 +373,17 @@ def run_disturbed(
         if isinstance(side, Reference):
             side.use(way)
         stream = f"disturbance {number}"
-        moved = {name: _moved(value, dtype, seed, f"{stream} of {name}") for name, value in weights.items()}
-        pair.load(side, moved, seed)
-        memory = None if case.memory is None else _moved(case.memory, dtype, seed, f"{stream} of the memory")
-        other = case.varied(x=_moved(case.x, dtype, seed, stream), memory=memory)
+        near = {name: moved(value, dtype, seed, f"{stream} of {name}") for name, value in weights.items()}
+        pair.load(side, near, seed)
+        memory = None if case.memory is None else moved(case.memory, dtype, seed, f"{stream} of the memory")
+        other = case.varied(x=moved(case.x, dtype, seed, stream), memory=memory)
         tabulate(pair, other, dtype)
         records.append(_run(pair, side, other, measure, told))
     pair.forget()
     return records
 
 
-def _moved(value: Tensor, dtype: torch.dtype, seed: int, stream: str) -> Tensor:
+def moved(value: Tensor, dtype: torch.dtype, seed: int, stream: str) -> Tensor:
     """Each number, or one of its two neighbours in the dtype."""
     steps = draw.tokens(value.shape, 3, seed, stream) - 1
     return value.double() * (1 + torch.finfo(dtype).eps * steps)

@@ -173,5 +173,7 @@ def _shapes(kind: Kind, padded: bool, packed: bool, far: bool) -> tuple[str, ...
 
 
 def _offsets(positions: int | None, length: int) -> tuple[int, ...]:
-    """First positions: the second, one further on, and one far out, or that from which the last there is is reached."""
-    return (1, 40, 3000) if positions is None else (1, positions // 2, positions - length)
+    """First positions: the second, one further on, some beyond every length that a rotary table is told of, or where
+    positions are learned that from which the last there is is reached.
+    """
+    return (1, 40, 100, 3000) if positions is None else (1, positions // 2, positions - length)

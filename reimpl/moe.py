@@ -209,7 +209,7 @@ def load_balancing_loss(
     """
     probabilities = torch.cat(list(logits)).softmax(-1)
     experts = probabilities.topk(chosen, dim=-1).indices
-    used = torch.zeros_like(probabilities).scatter(-1, experts, 1)
+    used = torch.zeros_like(probabilities, dtype=wide(probabilities)).scatter(-1, experts, 1)
     if valid is not None:
         counted = valid.flatten().repeat(len(logits))
         probabilities, used = probabilities[counted], used[counted]

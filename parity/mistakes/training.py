@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from parity.candidate import Candidate
 from parity.mistakes.mistake import Mistake, Place
 from parity.mistakes.places import (
     ATTENDING,
@@ -24,13 +26,14 @@ from parity.mistakes.places import (
     RMS,
     SOFTMAX_ROUTED,
 )
-from parity.mistakes.seams import Function, exchanged, narrow, wrapped
+from parity.mistakes.seams import Function, built, exchanged, narrow, wrapped
 from reimpl import attention, moe, norm
 from reimpl.attention import Attention, MultiHead
 from reimpl.mixtral import MixtralSparseMoeBlock
 from reimpl.moe import Experts
 from reimpl.norm import RMSNorm
 from reimpl.pre_norm import PreNormLayer
+from reimpl.precision import wide
 
 KIND = "training"
 GRADIENT = ("gradient",)
@@ -43,6 +46,12 @@ def drop(mix: Function) -> Function:
             return mix(self, *args)
 
     return call
+
+
+def drop_everywhere(candidate: Any) -> None:
+    for part in candidate.module.modules():
+        if isinstance(part, nn.Dropout):
+            part.forward = partial(F.dropout, p=part.p)
 
 
 def jitter(forward: Function) -> Function:
@@ -84,7 +93,8 @@ def balance(
 
     def loss(logits: Any, chosen: int, valid: Any = None) -> Tensor:
         probabilities = probabilities_of(torch.cat(list(logits)))
-        used = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(chosen, dim=-1).indices, 1)
+        experts = probabilities.topk(chosen, dim=-1).indices
+        used = torch.zeros_like(probabilities, dtype=wide(probabilities)).scatter(-1, experts, 1)
         if valid is not None and not counts_padding:
             counted = valid.flatten().repeat(len(logits))
             probabilities, used = probabilities[counted], used[counted]
@@ -104,7 +114,7 @@ MISTAKES = (
     ),
     Mistake(
         "drops hidden states out in eval",
-        exchanged(nn.Dropout, "forward", lambda self, x: F.dropout(x, self.p)),
+        built(Candidate, drop_everywhere),
         (Place((*GPT2, *BERT), ATTENDING, "b1 s3"),),
         ("output", "resid_dropout", "input of LayerNorm", "LayerNorm", "dropout"),
         "any input, in eval",
