@@ -27,7 +27,8 @@ app = typer.Typer(
     help="Is this layer the same function as the class in transformers?",
 )
 
-SOAK_LOG, DIAGNOSIS_LOG, CORES = Path("soak.jsonl"), Path("diagnosed.jsonl"), os.cpu_count() or 1
+SOAK_LOG, DIAGNOSIS_LOG, MISTAKES_LOG = Path("soak.jsonl"), Path("diagnosed.jsonl"), Path("mistakes.jsonl")
+CORES = os.cpu_count() or 1
 Workers = Annotated[int, typer.Option(min=1, help="processes; by default one per core")]
 Model = Annotated[str | None, typer.Argument(help="model type, as in config.json; all families if left out")]
 
@@ -201,12 +202,10 @@ def mistakes(
         given = {"--kind": kind, "--name": name, "MODEL": record and model}
         raise typer.Exit(_diagnose(model, given, seed, workers, DIAGNOSIS_LOG if record else None, json))
     chosen = proof.select(model, kind or [], name or [])
-    whole = record and not (model or kind or name)
-    if record and not whole:
-        raise typer.BadParameter(
-            "--record keeps the summary of the whole catalogue: leave out MODEL, --kind and --name"
-        )
-    raise typer.Exit(proof.prove(chosen, examples, seed, workers, whole, json, console()))
+    if record and (model or name):
+        raise typer.BadParameter("--record keeps the summary of whole kinds: leave out MODEL and --name")
+    log = MISTAKES_LOG if record else None
+    raise typer.Exit(proof.prove(chosen, examples, seed, workers, log, json, console()))
 
 
 def _diagnose(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from functools import partial
+from json import loads
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,8 +17,9 @@ from rich.table import Table
 
 from parity import family as families
 from parity import reference
-from parity.detection import EXAMPLES, WIDE, WIDELY, Detection, detect
+from parity.detection import EXAMPLES, WIDE, WIDELY, Catch, Detection, Shown, detect
 from parity.family import FamilyError
+from parity.journal import Journal, finished
 from parity.mistakes import catalogue, find
 from parity.mistakes import kinds as all_kinds
 from parity.run import progress_bar
@@ -60,19 +60,39 @@ def select(model: str | None, kinds: Sequence[str], names: Sequence[str]) -> lis
     return chosen
 
 
-def detect_all(chosen: Sequence[Planted], examples: int, seed: int, workers: int, console: Console) -> list[Detection]:
-    """Make every mistake chosen, several at a time in processes of their own."""
+def detect_all(
+    chosen: Sequence[Planted], examples: int, seed: int, workers: int, console: Console, log: Path | None = None
+) -> list[Detection]:
+    """Make every mistake chosen, several at a time in processes of their own.
+
+    Args:
+        log: notes every result there, and goes on from those that it holds.
+
+    Raises:
+        ReportError: if the log is of another run or cannot be written.
+    """
     prepare()
-    found = []
-    with (
-        progress_bar(console) as progress,
-        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=prepare) as pool,
-    ):
-        bar = progress.add_task("", total=len(chosen))
-        for detection in pool.map(partial(_detect, examples, seed), chosen):
-            found.append(detection)
-            progress.update(bar, advance=1, description=detection.mistake[:32])
-    return found
+    run = {"reference": reference.version(), "torch": torch.__version__, "seed": seed, "scenarios": examples}
+    journal = None if log is None else Journal(log, run, Detection, read)
+    known = {} if journal is None else {(each.mistake, each.model): each for each in journal.done}
+    left = [planted for planted in chosen if planted not in known]
+    with progress_bar(console) as progress:
+        bar = progress.add_task("", total=len(chosen), completed=len(chosen) - len(left))
+        for each in finished(partial(_detect, examples, seed), left, workers):
+            known[each.mistake, each.model] = each
+            if journal is not None:
+                journal.add(each)
+            progress.update(bar, advance=1, description=each.mistake[:32])
+    if journal is not None:
+        journal.close()
+    return [known[planted] for planted in chosen]
+
+
+def read(line: Mapping[str, Any]) -> Detection:
+    """A detection from the fields of a line of the log."""
+    shown = {name: Shown(**each) for name, each in line["shown"].items()}
+    caught = {name: Catch(**each) for name, each in line["caught"].items()}
+    return Detection(**{**line, "dtypes": tuple(line["dtypes"]), "shown": shown, "caught": caught})
 
 
 def _detect(examples: int, seed: int, planted: Planted) -> Detection:
@@ -85,18 +105,25 @@ def prove(
     examples: int,
     seed: int,
     workers: int,
-    record: bool,
+    log: Path | None,
     json: Path | None,
     console: Console,
 ) -> int:
-    """Make the mistakes chosen, print what is seen of them, and return the exit code: 0 if every bar holds."""
-    found = detect_all(chosen, examples, seed, workers, console)
+    """Make the mistakes chosen, print what is seen of them, and return the exit code: 0 if every bar holds.
+
+    Args:
+        log: notes every result there, goes on from those that it holds, and keeps the summary of these kinds.
+
+    Raises:
+        ReportError: if the log is of another run or cannot be written.
+    """
+    found = detect_all(chosen, examples, seed, workers, console, log)
     print_detections(found, console)
     print_summary(found, console)
     if json is not None:
         write_atomically(json, as_json({"bars": bars(found), "mistakes": [asdict(each) for each in found]}))
-    if record:
-        write_atomically(RECORD, as_json(summary(found)) + "\n")
+    if log is not None:
+        write_atomically(RECORD, as_json(recorded(found)) + "\n")
     return 0 if all(bar["holds"] for bar in bars(found)) else 1
 
 
@@ -187,6 +214,19 @@ def _passed(found: Iterable[Detection]) -> Iterator[str]:
     for check in CHECKS:
         said = [each.usual[check] for each in found if check in each.usual]
         yield f"{check} {sum(said)} of {len(said)}"
+
+
+def recorded(found: Sequence[Detection]) -> dict[str, Any]:
+    """The record with these kinds in the place of what it said of them; what it says of kinds that are gone goes.
+
+    That of another reference is begun anew.
+    """
+    new = summary(found)
+    old = loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    if any(old.get(name) != new[name] for name in ("reference", "torch")):
+        return new
+    known = {**old["kinds"], **new["kinds"]}
+    return {**new, "kinds": {kind: known[kind] for kind in all_kinds() if kind in known}}
 
 
 def summary(found: Sequence[Detection]) -> dict[str, Any]:

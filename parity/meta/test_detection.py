@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from parity import mistakes
-from parity.detection import detect
+from parity import mistakes, proof
+from parity.detection import WIDELY, detect
 from parity.family import FamilyError
 from parity.mistakes import Mistake
 from parity.proof import RECORD, bars, prove, select
@@ -44,11 +44,29 @@ def test_a_mistake_that_nobody_makes_is_not_caught() -> None:
 def test_a_run_prints_and_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "mistakes.json"
     chosen = select("llama", [], [PAIRING])
-    assert prove(chosen, 40, 0, 1, False, report, Console(width=200, soft_wrap=True)) == 0
+    assert prove(chosen, 40, 0, 1, None, report, Console(width=200, soft_wrap=True)) == 0
     assert "1 mistakes of 1 kinds" in capsys.readouterr().out
     written: dict[str, Any] = json.loads(report.read_text())
     assert {bar["name"] for bar in written["bars"]} >= {"caught in float64", "caught in float32"}
     assert written["mistakes"][0]["mistake"] == PAIRING
+
+
+def test_a_run_that_was_stopped_goes_on_and_keeps_the_other_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, kept = tmp_path / "mistakes.jsonl", tmp_path / "record.json"
+    monkeypatch.setattr(proof, "RECORD", kept)
+    kept.write_text(RECORD.read_text())
+    quiet = Console(quiet=True)
+    chosen = select("llama", [], [PAIRING, "rotates the wrong way"])
+    first = proof.detect_all(chosen[:1], 20, 0, 1, quiet, log)
+    monkeypatch.setattr(proof, "finished", lambda work, left, workers: [work(planted) for planted in left])
+    monkeypatch.setattr(proof, "_detect", lambda examples, seed, planted: replace(first[0], mistake=planted[0]))
+    prove(chosen, 20, 0, 1, log, None, quiet)
+    assert [json.loads(line)["mistake"] for line in log.read_text().splitlines()[1:]] == [name for name, _ in chosen]
+    before, after = json.loads(RECORD.read_text())["kinds"], json.loads(kept.read_text())["kinds"]
+    assert after["rope pairing"]["made"] == len(chosen)
+    assert {**after, "rope pairing": None} == {**before, "rope pairing": None}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +84,7 @@ def test_what_cannot_be_chosen_is_refused(model: str | None, kinds: list[str], n
 
 
 def test_the_record_in_the_readme_is_of_this_catalogue() -> None:
-    """`make mistakes ARGS=--record` renews it; in float64 everything was caught when it was written."""
+    """`make mistakes ARGS=--record` renews it; in float64 and float32 everything was caught when it was written."""
     record = json.loads(RECORD.read_text())
     listed = {
         kind: sorted(mistake.name for mistake in mistakes.catalogue() if mistake.kind == kind)
@@ -74,4 +92,4 @@ def test_the_record_in_the_readme_is_of_this_catalogue() -> None:
     }
     assert {kind: each["mistakes"] for kind, each in record["kinds"].items()} == listed
     for each in record["kinds"].values():
-        assert each["caught"]["f64"][0] == each["caught"]["f64"][1]
+        assert all(each["caught"][dtype][0] == each["caught"][dtype][1] for dtype in WIDELY)

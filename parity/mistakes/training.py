@@ -116,7 +116,7 @@ MISTAKES = (
         "drops hidden states out in eval",
         built(Candidate, drop_everywhere),
         (Place((*GPT2, *BERT), ATTENDING, "b1 s3"),),
-        ("output", "resid_dropout", "input of LayerNorm", "LayerNorm", "dropout"),
+        ("output", "c_proj", "resid_dropout", "input of LayerNorm", "LayerNorm", "dropout"),
         "any input, in eval",
         source="karpathy/nanoGPT#240",
     ),
