@@ -19,14 +19,14 @@ from parity import family as families
 from parity import reference
 from parity.detection import EXAMPLES, WIDE, WIDELY, Catch, Detection, Shown, detect
 from parity.family import FamilyError
-from parity.journal import Journal, finished
+from parity.journal import Journal
 from parity.mistakes import catalogue, find
 from parity.mistakes import kinds as all_kinds
 from parity.run import progress_bar
 from parity.scenario import DTYPE_NAMES
 from parity.table import as_json, write_atomically
 from parity.usual import CHECKS
-from parity.workers import prepare
+from parity.workers import finished, prepare
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "mistakes.json"
 LOW = "bf16"

@@ -51,7 +51,7 @@ def drop(mix: Function) -> Function:
 def drop_everywhere(candidate: Any) -> None:
     for part in candidate.module.modules():
         if isinstance(part, nn.Dropout):
-            part.forward = partial(F.dropout, p=part.p)
+            part.forward = partial(F.dropout, p=part.p)  # type: ignore[method-assign]
 
 
 def jitter(forward: Function) -> Function:
