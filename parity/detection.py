@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from parity import family as families
 from parity import gaps
 from parity import property as properties
-from parity.compare import worst
+from parity.compare import Judgement, worst
 from parity.family import Family, Layer
+from parity.mismatch import MEASURED
 from parity.mistakes.mistake import Mistake
-from parity.pair import pair_of
+from parity.pair import forward, pair_of, run_candidate
 from parity.property import Property
 from parity.runner import Enough, draw, judged
 from parity.scenario import DTYPES, Scenario, parse_scenario
@@ -57,6 +60,9 @@ class Detection:
         model, layer: where it was made.
         shown: by dtype, the error in the scenario that must show it.
         caught: by dtype, the first catch; a dtype in which nothing was caught has none.
+        nearest: by dtype in which nothing was caught, the largest error, in allowances, of all that were drawn.
+        unchanged: the dtypes among these in which the layer gives the very numbers that it gives without the mistake,
+            in the scenario that must show it.
         dtypes: those it was looked for in.
         usual: what the usual checks say of it, True where they find nothing.
         seconds: CPU time.
@@ -69,6 +75,8 @@ class Detection:
     dtypes: tuple[str, ...]
     shown: dict[str, Shown] = field(default_factory=dict)
     caught: dict[str, Catch] = field(default_factory=dict)
+    nearest: dict[str, Shown] = field(default_factory=dict)
+    unchanged: tuple[str, ...] = ()
     usual: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -82,10 +90,21 @@ def detect(
     dtypes = tuple(name for name in prop.dtypes if name in dtypes and _shows_in(mistake, name))
     with mistake.planted():
         shown = _shown(mistake, family, layer, prop, dtypes)
-        caught = _caught(family, layer, prop, dtypes, examples, seed)
+        caught, nearest = _caught(family, layer, prop, dtypes, examples, seed)
         usual = _usual(mistake, family, layer)
-    seconds = time.process_time() - start
-    return Detection(mistake.name, mistake.kind, model_type, layer.name, tuple(dtypes), shown, caught, usual, seconds)
+    return Detection(
+        mistake.name,
+        mistake.kind,
+        model_type,
+        layer.name,
+        dtypes,
+        shown,
+        caught,
+        nearest,
+        tuple(name for name in nearest if _is_unchanged(mistake, family, layer, prop, name)),
+        usual,
+        time.process_time() - start,
+    )
 
 
 def _shows_in(mistake: Mistake, dtype: str) -> bool:
@@ -101,15 +120,32 @@ def _shown(mistake: Mistake, family: Family, layer: Layer, prop: Property, dtype
     judgements, _ = judged(prop, family, layer, scenario)
     if judgements is None:
         return {name: Shown("raises", math.inf, 0.0, math.inf) for name in dtypes}
+    return _largest(judgements, dtypes)
+
+
+def _largest(judgements: Sequence[Judgement], dtypes: Sequence[str]) -> dict[str, Shown]:
+    """The judgement furthest beyond its allowance, or nearest to it, of every dtype."""
     found = ((name, worst(each for each in judgements if each.dtype == name)) for name in dtypes)
     return {name: Shown(j.quantity.verdict, j.error, j.allowed, j.ratio) for name, j in found if j is not None}
 
 
+def _is_unchanged(mistake: Mistake, family: Family, layer: Layer, prop: Property, dtype: str) -> bool:
+    """Whether a mistake changes not one number of a dtype where it must show: what it rounds is rounded anyway."""
+    scenario = parse_scenario(mistake.place(family.model_type).shows).only(dtype)
+    pair = pair_of(family.model_type, layer.name, scenario.config)
+    case = prop.case(pair, scenario)
+    with mistake.planted():
+        wrong = run_candidate(pair, case, forward, DTYPES[dtype])
+    right = run_candidate(pair, case, forward, DTYPES[dtype])
+    return all(map(torch.equal, wrong.values, right.values))
+
+
 def _caught(
     family: Family, layer: Layer, prop: Property, dtypes: tuple[str, ...], examples: int, seed: int
-) -> dict[str, Catch]:
-    """The first catch in every dtype."""
+) -> tuple[dict[str, Catch], dict[str, Shown]]:
+    """The first catch in every dtype, and of the dtypes without one the largest error that was drawn."""
     caught: dict[str, Catch] = {}
+    nearest: dict[str, Shown] = {}
     drawn = 0
 
     def look(scenario: Scenario) -> None:
@@ -118,25 +154,33 @@ def _caught(
         if not left:
             raise Enough
         drawn += 1
-        caught.update(_catches(prop, family, layer, replace(scenario, dtypes=left), drawn))
+        found, largest = _catches(prop, family, layer, replace(scenario, dtypes=left), drawn)
+        caught.update(found)
+        for name, shown in largest.items():
+            nearest[name] = max(shown, nearest.get(name, shown), key=lambda each: each.times)
 
     with suppress(Enough):
         draw(prop, family, layer, dtypes, look, examples=examples, seed=seed, shrink=False)
-    return caught
+    return caught, {name: shown for name, shown in nearest.items() if name not in caught}
 
 
-def _catches(prop: Property, family: Family, layer: Layer, scenario: Scenario, number: int) -> dict[str, Catch]:
-    """What one scenario shows, by dtype."""
+def _catches(
+    prop: Property, family: Family, layer: Layer, scenario: Scenario, number: int
+) -> tuple[dict[str, Catch], dict[str, Shown]]:
+    """What one scenario shows, by dtype, and the largest errors that are distances from the truth."""
     judgements, mismatch = judged(prop, family, layer, scenario)
-    if mismatch is None or gaps.at(mismatch.place):
-        return {}
+    if mismatch is not None and gaps.at(mismatch.place):
+        return {}, {}
     if judgements is None:
-        return {name: Catch(number, "raises", math.inf, str(scenario)) for name in scenario.dtypes}
+        return {name: Catch(number, "raises", math.inf, str(scenario)) for name in scenario.dtypes}, {}
+    largest = _largest([each for each in judgements if each.quantity.verdict in MEASURED], scenario.dtypes)
+    if mismatch is None:
+        return {}, largest
     catches = {}
     for name in scenario.dtypes:
         if failed := worst(each for each in mismatch.failed if each.dtype == name):
             catches[name] = Catch(number, failed.quantity.verdict, failed.ratio, str(scenario.only(name)))
-    return catches
+    return catches, largest
 
 
 def _usual(mistake: Mistake, family: Family, layer: Layer) -> dict[str, bool]:

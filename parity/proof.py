@@ -92,7 +92,9 @@ def read(line: Mapping[str, Any]) -> Detection:
     """A detection from the fields of a line of the log."""
     shown = {name: Shown(**each) for name, each in line["shown"].items()}
     caught = {name: Catch(**each) for name, each in line["caught"].items()}
-    return Detection(**{**line, "dtypes": tuple(line["dtypes"]), "shown": shown, "caught": caught})
+    nearest = {name: Shown(**each) for name, each in line["nearest"].items()}
+    listed = {name: tuple(line[name]) for name in ("dtypes", "unchanged")}
+    return Detection(**{**line, **listed, "shown": shown, "caught": caught, "nearest": nearest})
 
 
 def _detect(examples: int, seed: int, planted: Planted) -> Detection:
@@ -202,11 +204,17 @@ def print_summary(found: Sequence[Detection], console: Console) -> None:
 
 
 def _reason(each: Detection, dtype: str) -> str:
-    name = f"{each.mistake} ({each.model} {each.layer})"
-    exact, coarse = each.shown.get("f64"), each.shown.get(dtype)
-    if exact is None or coarse is None or exact.error > coarse.allowed:
-        return f"{name}: unknown why"
-    return f"{name}: it is worth {exact.error:.1e}, and the reference's own rounding allows {coarse.allowed:.1e}"
+    """Why a mistake was not caught in a dtype, as far as it was measured."""
+    name, near, exact = f"{each.mistake} ({each.model} {each.layer})", each.nearest.get(dtype), each.shown.get("f64")
+    if near is None:
+        return f"{name}: no scenario drawn had anything to be judged"
+    if dtype in each.unchanged:
+        return f"{name}: it changes not one number, as what it rounds is rounded there anyway"
+    worth = "" if exact is None else f"; in float64 it is worth {exact.error:.1e}"
+    return (
+        f"{name}: in all scenarios drawn its error stayed below what the reference's own rounding allows, "
+        f"{near.times:.2f} of it at most ({near.error:.1e} of {near.allowed:.1e}){worth}"
+    )
 
 
 def _passed(found: Iterable[Detection]) -> Iterator[str]:
@@ -241,6 +249,7 @@ def summary(found: Sequence[Detection]) -> dict[str, Any]:
                 name: [sum(name in each.caught for each in of_kind), sum(name in each.dtypes for each in of_kind)]
                 for name in (*WIDELY, LOW)
             },
+            "not caught": [_reason(each, LOW) for each in of_kind if LOW in each.dtypes and LOW not in each.caught],
             "passed": {
                 check: [
                     sum(each.usual.get(check, False) for each in of_kind),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,22 @@ def test_a_mistake_that_nobody_makes_is_not_caught() -> None:
     detection = detect(replace(mistakes.find(PAIRING), exchange=nullcontext), "llama", examples=10)
     assert detection.caught == {}
     assert not all(bar["holds"] for bar in bars([detection]))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "computes GELU by tanh for the exact one",
+            r"stayed below .*, 0\.\d\d of it at most .*; in float64 it is worth",
+        ),
+        ("keeps the tables in bfloat16", "it changes not one number"),
+    ],
+)
+def test_what_is_not_caught_in_bfloat16_has_a_measured_reason(name: str, why: str) -> None:
+    detection = detect(mistakes.find(name), "llama", examples=20, dtypes=("f64", "bf16"))
+    (reason,) = proof.summary([detection])["kinds"][detection.kind]["not caught"]
+    assert re.search(why, reason)
 
 
 def test_a_run_prints_and_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
