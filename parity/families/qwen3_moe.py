@@ -12,7 +12,7 @@ from parity.scenario import AxisValue
 from parity.tiny import sizes
 from reimpl import qwen3_moe
 
-EXPERTS = ("experts", "norm", "act", "square")
+EXPERTS = ("experts", "norm", "act", "square", "dispatch")
 SPARSE = ("step", "only")
 AXES = (
     *axes.PRE_NORM,
@@ -20,6 +20,7 @@ AXES = (
     Axis("bias", (False, True), "biases of q, k, v and o (attention_bias)"),
     Axis("experts", ("4/2", "5/3", "8/1", "7/4"), "experts / chosen for a token"),
     axes.MANY,
+    axes.DISPATCH,
     Axis("norm", (False, True), "whether the weights of the chosen sum to 1 (norm_topk_prob)"),
     Axis("step", (1, 2, 3), "every so many layers one has experts (decoder_sparse_step)"),
     Axis("only", ("none", "first", "second", "both"), "layers without experts (mlp_only_layers)"),
@@ -75,7 +76,7 @@ def with_experts(layer: Layer) -> Layer:
     if layer.name == "mlp":
         return replace(layer, fixed=(("only", "first"),))
     if layer.name in ("block", "model", "logits"):
-        return replace(layer, axes=(*layer.axes, "experts", "norm", *SPARSE), routes=True)
+        return replace(layer, axes=(*layer.axes, "experts", "norm", "dispatch", *SPARSE), routes=True)
     return layer
 
 
