@@ -209,6 +209,8 @@ def _explain(
     causes: list[Cause] = []
     total = 0
     for size in range(1, depth + 1):
+        if size == 2:  # beside chance, which widens any yardstick, another mistake may pass for more than it explains
+            known = [mistake for mistake in known if pieces[0].steady((mistake,))]
         together, before = list(combinations(known, size)), total
         total += len(together)
         for number, mistakes in enumerate(together, before + 1):

@@ -134,6 +134,15 @@ class Evidence:
         except Unequal:
             return Fit.NONE
 
+    def steady(self, mistakes: Sequence[Mistake]) -> bool:
+        """Whether the layer, making these mistakes, computes the same twice, as it does not by dropout."""
+        try:
+            with self.making(self.pair, mistakes) as layer:
+                one, other = (self._run(layer, F64)[0].values for _ in range(2))
+        except Unequal:
+            return True
+        return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True))
+
     @cached_property
     def _right(self) -> tuple[Pair, Record, list[str]]:
         """What the layer computes as it should be."""
