@@ -16,10 +16,11 @@ from parity.corrections import corrections
 from parity.family import Layer
 from parity.function import functions
 from parity.listing import covered
+from parity.mistakes import find
 from parity.published import MODELS
 
 README = Path(__file__).parents[1] / "README.md"
-MISTAKES = README.parent / "fixtures" / "mistakes.json"
+MISTAKES, DIAGNOSED = (README.parent / "fixtures" / f"{name}.json" for name in ("mistakes", "diagnosed"))
 
 
 def coverage() -> str:
@@ -74,21 +75,55 @@ def contradictions() -> str:
 
 
 def found_mistakes() -> str:
-    """A row per kind of mistake, as `make mistakes ARGS=--record` has recorded it last."""
-    record = json.loads(MISTAKES.read_text(encoding="utf-8"))
+    """A row per kind of mistake, as `make mistakes ARGS=--record` has recorded it last, and what was named of it."""
+    record, named = json.loads(MISTAKES.read_text(encoding="utf-8")), _named_by_kind()
     dtypes, checks = ("float64", "float32", "bfloat16"), ("assert_close", "cosine > 0.99", "greedy tokens")
-    rows = [f"| kind | mistakes | made | {' | '.join(dtypes)} | {' | '.join(checks)} |", "|---" * 9 + "|"]
-    totals = [0, 0, *[[0, 0] for _ in (*dtypes, *checks)]]
+    head = ("kind", "mistakes", "made", *dtypes, "named", *checks)
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    totals = [0, 0, *[[0, 0] for _ in (*dtypes, "named", *checks)]]
     for kind, each in record["kinds"].items():
-        shares = [*each["caught"].values(), *each["passed"].values()]
+        shares = [*each["caught"].values(), named.get(kind, [0, 0]), *each["passed"].values()]
         rows.append(_row(kind, [len(each["mistakes"]), each["made"], *shares]))
         totals = [_sum(*pair) for pair in zip(totals, [len(each["mistakes"]), each["made"], *shares], strict=True)]
     return "\n".join([*rows, _row("all", totals)])
 
 
+def _named_by_kind() -> dict[str, list[int]]:
+    """Of the single mistakes that were seen in float32 and bfloat16, how many were named, by kind."""
+    kinds: dict[str, list[int]] = {}
+    for layer in json.loads(DIAGNOSED.read_text(encoding="utf-8"))["layers"].values():
+        for each in (layer[dtype] for dtype in ("f32", "bf16")):
+            for name in (*each["named"], *each["called"]):
+                count = kinds.setdefault(find(name).kind, [0, 0])
+                count[0] += name in each["named"]
+                count[1] += 1
+    return kinds
+
+
+def named_mistakes() -> str:
+    """A row per layer with a second implementation, as `parity mistakes --diagnose --record` has recorded it last."""
+    record = json.loads(DIAGNOSED.read_text(encoding="utf-8"))
+    columns = {"float32": "f32", "bfloat16": "bf16", "pairs": "pairs"}
+    rows = [f"| layer | {' | '.join(columns)} |", "|---" * 4 + "|"]
+    totals = [[0, 0] for _ in columns]
+    for name, layer in record["layers"].items():
+        found = [layer.get(what, {"named": [], "called": {}}) for what in columns.values()]
+        shares = [[len(each["named"]), len(each["named"]) + len(each["called"])] for each in found]
+        rows.append(_row(name, shares))
+        totals = [_sum(*pair) for pair in zip(totals, shares, strict=True)]
+    bars = [f"* {each['name']}: {each['value']:.3g} {each['unit']} (bar {each['bar']:g})" for each in record["bars"]]
+    return "\n".join([*rows, _row("all", totals), "", *bars])
+
+
 def _row(name: str, cells: Sequence[Any]) -> str:
-    texts = [f"{cell[0]} of {cell[1]}" if isinstance(cell, list) else str(cell) for cell in cells]
-    return f"| {name} | {' | '.join(texts)} |"
+    return f"| {name} | {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(cell: Any) -> str:
+    """A share of a number; nothing where that is 0."""
+    if not isinstance(cell, list):
+        return str(cell)
+    return f"{cell[0]} of {cell[1]}" if cell[1] else "-"
 
 
 def _sum(one: Any, other: Any) -> Any:
@@ -104,6 +139,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "properties": sentences,
         "gaps": contradictions,
         "mistakes": found_mistakes,
+        "diagnosis": named_mistakes,
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from parity import family as families
 from parity import property as properties
 from parity.diagnose import Diagnosis, diagnose
-from parity.diagnosed import Made, bars, outcome, pairs, singles
+from parity.diagnosed import AND, RECORD, Made, bars, outcome, pairs, singles
 from parity.meta.second import second_pair
 from parity.mismatch import Mismatch
 from parity.mistakes import find, of
@@ -165,3 +166,18 @@ def test_second_implementations_make_most_of_the_catalogue() -> None:
     made = {made.mistakes for made in singles(dtypes=("f32",))}
     assert len(made) >= 90
     assert all(len(made.mistakes) == 2 for made in pairs("llama"))
+
+
+def test_the_record_is_of_these_mistakes_and_names_them() -> None:
+    """`parity mistakes --diagnose --record` renews it; how long that took is said there, and is the machine's."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    listed: dict[str, dict[str, set[str]]] = {}
+    for made in [*singles(), *pairs()]:
+        what = made.dtype if len(made.mistakes) == 1 else "pairs"
+        listed.setdefault(f"{made.model} {made.layer}", {}).setdefault(what, set()).add(AND.join(made.mistakes))
+    recorded = {
+        layer: {what: {*each["named"], *each["called"], *each["unseen"]} for what, each in of_layer.items()}
+        for layer, of_layer in record["layers"].items()
+    }
+    assert recorded == listed
+    assert [bar["name"] for bar in record["bars"] if not bar["holds"] and "seconds" not in bar["name"]] == []
