@@ -7,6 +7,7 @@ when a command needs them, so that `--help` answers at once.
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,8 +29,8 @@ app = typer.Typer(
 )
 
 SOAK_LOG, DIAGNOSIS_LOG, MISTAKES_LOG = Path("soak.jsonl"), Path("diagnosed.jsonl"), Path("mistakes.jsonl")
-CORES = os.cpu_count() or 1
-Workers = Annotated[int, typer.Option(min=1, help="processes; by default one per core")]
+CORES = (os.cpu_count() or 1) if "fork" in multiprocessing.get_all_start_methods() else 1
+Workers = Annotated[int, typer.Option(min=1, help="processes; by default one per core, where there are forks")]
 Model = Annotated[str | None, typer.Argument(help="model type, as in config.json; all families if left out")]
 
 

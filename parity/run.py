@@ -121,6 +121,7 @@ def _tallies(
     selection: Selection, examples: int, seed: int, workers: int, on_scenario: Callable[[], None]
 ) -> Iterator[tuple[int, Tally]]:
     """The rows' tallies by number. By several processes whole models come first, as they take longest."""
+    workers = min(workers, len(selection.rows))
     if workers == 1:
         for number, row in enumerate(selection.rows):
             yield number, _tally(row, selection.dtypes, examples, seed, on_scenario)

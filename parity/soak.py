@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from parity import family as families
-from parity import property as properties
 from parity import reference
 from parity.journal import Journal
 from parity.mismatch import MEASURED
-from parity.run import Selection, progress_bar
+from parity.run import Selection, names_of, progress_bar, row_of
 from parity.runner import hold
 from parity.workers import finished, prepare
 
@@ -80,13 +78,13 @@ def tasks(selection: Selection, scenarios: int, seed: int) -> Iterator[Task]:
 
 def work(task: Task) -> Done:
     """Draw and judge a batch, a case per scenario."""
-    family, prop = families.load(task.model), properties.find(task.prop)
+    family, layer, prop = row_of(task.model, task.layer, task.prop)
     start, failure = time.process_time(), None
     try:
         tally = hold(
             prop,
             family,
-            family.layer(task.layer),
+            layer,
             task.dtypes,
             examples=task.scenarios,
             seed=task.seed,
@@ -109,7 +107,7 @@ def soak(selection: Selection, scenarios: int, seed: int, workers: int, log: Pat
         KeyboardInterrupt: if somebody stops it; the log is then whole, and the same call goes on.
     """
     prepare()
-    rows = sorted({(family.model_type, layer.name, prop.name) for family, layer, prop in selection.rows})
+    rows = sorted(set(map(names_of, selection.rows)))
     run = {
         "reference": reference.version(),
         "torch": torch.__version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import islice
@@ -24,13 +25,19 @@ def prepare() -> str:
     return load_profile()
 
 
+def _begin() -> None:
+    """Ctrl-C reaches every process of a terminal; the one that is asked for results ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare()
+
+
 def finished(work: Callable[[Task], Done], left: Iterable[Task], workers: int) -> Iterator[Done]:
     """Results as they are finished, by so many processes; a single one is this one. Whoever stops it waits for none."""
     if workers == 1:
         yield from map(work, left)
         return
     waiting = iter(left)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=prepare) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=_begin) as pool:
         try:
             running: set[Future[Done]] = {pool.submit(work, task) for task in islice(waiting, 2 * workers)}
             while running:

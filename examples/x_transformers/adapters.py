@@ -97,7 +97,7 @@ class Heads(Paired):
 
 
 class Gated(Adapter):
-    """SwiGLU; theirs has the linear half above the gate, with biases that Llama does not have: here they are 0."""
+    """SwiGLU; theirs has the linear half above the gate, and biases that Llama has not: they are taken out."""
 
     def build(self, cls: Any, constructed: Constructed) -> nn.Module:
         size, inner = constructed.config.hidden_size, constructed.config.intermediate_size
