@@ -28,6 +28,7 @@ from parity.check.seams import (
     remasked,
     replaced,
 )
+from reimpl.rope import half_order
 
 ROTATION = functions(r"apply_\w*rotary\w*", "cos", "sin")
 HALF = functions("rotate_half")
@@ -94,12 +95,12 @@ def paired_otherwise(to_halves: bool) -> Wrap:
 
 def parted(x: Tensor, width: int) -> Tensor:
     """Of the first channels those with even numbers, then those with odd ones; the others stay."""
-    return torch.cat((x[..., :width].unflatten(-1, (-1, 2)).mT.flatten(-2), x[..., width:]), -1)
+    return x[..., half_order(x.shape[-1], width)]
 
 
 def interleaved(x: Tensor, width: int) -> Tensor:
     """The inverse of `parted`."""
-    return torch.cat((x[..., :width].unflatten(-1, (2, -1)).mT.flatten(-2), x[..., width:]), -1)
+    return x[..., half_order(x.shape[-1], width).argsort()]
 
 
 def _each(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
